@@ -1,0 +1,80 @@
+# Everything a contributor needs; `make` alone lists it.
+#   make test PYTHON=python3.12 ARGS='-k bootstrap'
+
+DEV := .venv-dev
+PY := $(DEV)/bin/python
+# The system's own first: the tests' unprivileged user must be able to read the interpreter.
+PYTHON := /usr/bin/python3 python3.13 python3.12 python3.11 python3
+PROGRAMS := bwrap git tmux
+PACKAGES := bubblewrap git tmux python3 python3-venv
+ARGS :=
+
+# Whether an interpreter will do: new enough, able to make a venv with pip, and as root not below
+# a closed directory such as /root (pyenv), where the tests' user could not reach it.
+define PROBE
+import ensurepip, os, sys
+path = os.path.realpath(sys.executable)
+print(path)
+while os.getuid() == 0 and path != "/":
+    path = os.path.dirname(path)
+    os.stat(path).st_mode & 1 or sys.exit(1)
+sys.exit(sys.version_info < (3, 11))
+endef
+export PROBE
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: test
+test: dev ## install what tests need and run all of them
+	@$(PY) -m pytest -n 2 $(ARGS)
+
+.PHONY: check
+check: dev ## lint, formatting, types
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy --strict
+
+.PHONY: bench
+bench: dev ## what a start costs, next to bare bwrap
+	@$(PY) bench/launch.py
+
+.PHONY: docs-test
+docs-test: dev ## the documentation says what the code does
+	@$(PY) -m pytest tests/test_docs.py $(ARGS)
+
+.PHONY: deps
+deps: ## install the system packages that tests need (as root on Debian), or name them
+	@missing=; \
+	for program in $(PROGRAMS); do \
+	    command -v $$program >/dev/null || missing="$$missing $$program"; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	    [ -z "$$missing" ] || { apt-get update && \
+	        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); }; \
+	elif [ -n "$$missing" ]; then \
+	    echo "make: missing:$$missing; tests that need them skip (Debian: apt-get install $(PACKAGES))" >&2; \
+	fi
+
+.PHONY: dev
+dev: deps
+	@if [ -x $(PY) ] && [ "$$(cat $(DEV)/stamp 2>&1)" = '$(PYTHON)' ] && \
+	    ! [ requirements-dev.lock -nt $(DEV)/stamp ]; then exit; fi; \
+	for python in $(PYTHON); do \
+	    found=$$($$python -I -c "$$PROBE" 2>/dev/null) && break; \
+	done || { echo 'make: no Python 3.11 or newer with venv that every user can read' >&2; exit 1; }; \
+	$$found -m venv --clear $(DEV) && \
+	$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock && \
+	echo '$(PYTHON)' >$(DEV)/stamp
+
+.PHONY: lock
+lock: ## renew the pins of the development tools (needs uv)
+	uv pip compile --no-config --upgrade --group dev --universal --python-version 3.11 \
+	    --generate-hashes --custom-compile-command 'make lock' --output-file requirements-dev.lock
+
+.PHONY: clean
+clean: ## remove what was made here
+	rm -rf .venv .venv-dev build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The two commands: thin shells around the library."""

@@ -1,0 +1,177 @@
+"""`sandboxctl completion`: completion scripts for bash, zsh and fish, made from the tables."""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import UsageError
+from ..policy import profiles
+from . import ctl, options
+
+PATH_FLAGS = ("--ro", "--rw", "--exclude", "--config", "-c", "--report")
+DIRECTORY_FLAGS = ("--cwd", "-C")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the script for one shell."""
+    makers = {"bash": bash, "zsh": zsh, "fish": fish}
+    if len(arguments) != 1 or arguments[0] not in makers:
+        raise UsageError("completion takes one of: bash, zsh, fish", code="usage")
+    sys.stdout.write(makers[arguments[0]]())
+    return 0
+
+
+def _words() -> list[str]:
+    """Every flag as it can be typed, choices included."""
+    found = []
+    for flag in options.TABLE:
+        found.append(flag.name)
+        if flag.short:
+            found.append(flag.short)
+        if flag.takes == options.OPTIONAL:
+            found += [f"{flag.name}={choice}" for choice in flag.choices]
+    return found
+
+
+def _value_flags() -> list[str]:
+    return [
+        name
+        for flag in options.TABLE
+        if flag.takes in (options.VALUE, options.REPEAT)
+        for name in (flag.name, flag.short)
+        if name
+    ]
+
+
+def bash() -> str:
+    """Bash: flags up to the command, then the command's own completion."""
+    home = options.BY_NAME["--home"].choices
+    return f"""\
+# bash completion for agent-sandbox and sandboxctl
+_agent_sandbox() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}} i=1 word
+    while (( i < COMP_CWORD )); do
+        word=${{COMP_WORDS[i]}}
+        case $word in
+            {"|".join(_value_flags())}) (( i += 2 )) ;;
+            --) (( i += 1 )); break ;;
+            =) (( i += 2 )) ;;
+            -*) (( i += 1 )) ;;
+            *) break ;;
+        esac
+    done
+    if (( i < COMP_CWORD )); then
+        if declare -F _command_offset >/dev/null; then
+            _command_offset "$i"
+        else
+            COMPREPLY=( $(compgen -f -- "$cur") )
+        fi
+        return
+    fi
+    case ${{COMP_WORDS[COMP_CWORD-1]}} in
+        {"|".join(PATH_FLAGS)}) COMPREPLY=( $(compgen -f -- "$cur") ); return ;;
+        {"|".join(DIRECTORY_FLAGS)}) COMPREPLY=( $(compgen -d -- "$cur") ); return ;;
+        --profile) COMPREPLY=( $(compgen -W "none {" ".join(profiles.BY_NAME)}" -- "$cur") )
+            return ;;
+        --home) COMPREPLY=( $(compgen -W "{" ".join(home)}" -- "$cur") ); return ;;
+    esac
+    if [[ $cur == -* ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(_words())}" -- "$cur") )
+    else
+        COMPREPLY=( $(compgen -c -- "$cur") )
+    fi
+}}
+_sandboxctl() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}}
+    if (( COMP_CWORD == 1 )); then
+        COMPREPLY=( $(compgen -W "{" ".join(v.name for v in ctl.VERBS)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == completion ]]; then
+        COMPREPLY=( $(compgen -W "bash zsh fish" -- "$cur") )
+    else
+        COMPREPLY=( $(compgen -f -- "$cur") )
+    fi
+}}
+complete -o bashdefault -o default -F _agent_sandbox agent-sandbox
+complete -o bashdefault -o default -F _sandboxctl sandboxctl
+"""
+
+
+def zsh() -> str:
+    """Zsh: `_arguments` for the flags, `_normal` for the command."""
+    specs = []
+    for flag in options.TABLE:
+        text = flag.help.replace("[", "(").replace("]", ")").replace("'", "").replace(":", ";")
+        star = "*" if flag.takes == options.REPEAT else ""
+        action = ""
+        if flag.takes == options.OPTIONAL:
+            specs.append(f"'{flag.name}=-[{text}]::value:({' '.join(flag.choices)})'")
+            continue
+        if flag.takes in (options.VALUE, options.REPEAT):
+            action = f":{flag.metavar.replace(':', ';').replace('[', '(').replace(']', ')')}:"
+            if flag.name in PATH_FLAGS:
+                action += "_files"
+            elif flag.name in DIRECTORY_FLAGS:
+                action += "_directories"
+            elif flag.name == "--profile":
+                action += f"(none {' '.join(profiles.BY_NAME)})"
+            elif flag.choices:
+                action += f"({' '.join(flag.choices)})"
+        specs += [f"'{star}{name}[{text}]{action}'" for name in (flag.name, flag.short) if name]
+    verbs = " ".join(f"'{v.name}:{v.help}'" for v in ctl.VERBS)
+    lines = " \\\n        ".join(specs)
+    return f"""\
+#compdef agent-sandbox sandboxctl
+# zsh completion for agent-sandbox and sandboxctl
+_agent_sandbox() {{
+    _arguments -S \\
+        {lines} \\
+        '*::command:_normal'
+}}
+_sandboxctl() {{
+    local -a verbs
+    verbs=({verbs})
+    if (( CURRENT == 2 )); then
+        _describe verb verbs
+    elif [[ $words[2] == completion ]]; then
+        _values shell bash zsh fish
+    else
+        _files
+    fi
+}}
+compdef _agent_sandbox agent-sandbox
+compdef _sandboxctl sandboxctl
+"""
+
+
+def fish() -> str:
+    """Fish: flags only before the command, then the command's own completion."""
+    lines = [
+        "# fish completion for agent-sandbox and sandboxctl",
+        "complete -c agent-sandbox -e",
+        "complete -c agent-sandbox -x -a '(__fish_complete_subcommand)'",
+    ]
+    for flag in options.TABLE:
+        text = flag.help.replace("'", "\\'")
+        line = f"complete -c agent-sandbox -l {flag.name[2:]} -d '{text}'"
+        if flag.short:
+            line += f" -s {flag.short[1:]}"
+        if flag.name in PATH_FLAGS:
+            line += " -r -F"
+        elif flag.name in DIRECTORY_FLAGS:
+            line += " -x -a '(__fish_complete_directories)'"
+        elif flag.name == "--profile":
+            line += f" -x -a 'none {' '.join(profiles.BY_NAME)}'"
+        elif flag.choices and flag.takes == options.VALUE:
+            line += f" -x -a '{' '.join(flag.choices)}'"
+        elif flag.takes in (options.VALUE, options.REPEAT):
+            line += " -x"
+        lines.append(line)
+    lines.append("complete -c sandboxctl -f")
+    lines += [
+        f"complete -c sandboxctl -n __fish_use_subcommand -a {verb.name} -d '{verb.help}'"
+        for verb in ctl.VERBS
+    ]
+    lines.append(
+        "complete -c sandboxctl -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'"
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,76 @@
+"""`sandboxctl`: everything that is not running a command. One file per verb, loaded on demand."""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import SandboxError, UsageError
+from ..record import Record
+from . import output
+
+PROGRAM = "sandboxctl"
+
+
+class Verb(Record):
+    """One verb: the module that implements it has `main(arguments) -> exit code`."""
+
+    name: str
+    usage: str
+    help: str
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb(name="doctor", usage="[--json]", help="try each layer of the sandbox on this machine"),
+    Verb(
+        name="why", usage="[flags] [--json] PATH|HOST[:PORT]|@SOCKET",
+        help="what the policy says about it, and which rule says so",
+    ),
+    Verb(
+        name="trust", usage="[--list|--remove] [FILE]",
+        help="agree to a project's policy file as it is now",
+    ),
+    Verb(
+        name="completion", usage="bash|zsh|fish", help="print shell completion for both commands"
+    ),
+)  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Dispatch to a verb; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            sys.stdout.write(help_text())
+            return 0
+        if words[0] in ("-v", "--version"):
+            from .. import __version__
+
+            sys.stdout.write(f"{PROGRAM} {__version__}\n")
+            return 0
+        if words[0] not in {verb.name for verb in VERBS}:
+            raise UsageError(
+                f"unknown verb: {words[0]}", hint="see 'sandboxctl --help'", code="usage"
+            )
+        # One module per verb, so that `why` does not pay for `serve`.
+        import importlib
+
+        module = importlib.import_module(f"agent_sandbox.cli.{words[0]}")
+        code: int = module.main(words[1:])
+    except SandboxError as error:
+        output.error(PROGRAM, error)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has seen enough.
+        sys.stderr.close()
+        return 0
+    return code
+
+
+def help_text() -> str:
+    """Usage, made from the table of verbs."""
+    lines = ["Usage: sandboxctl VERB [ARGUMENTS…]", "", "Verbs:"]
+    for verb in VERBS:
+        lines.append(f"  {verb.name} {verb.usage}")
+        lines.append(f"      {verb.help}")
+    lines += ["", "To run a command in a sandbox: agent-sandbox --help"]
+    return "\n".join(lines) + "\n"

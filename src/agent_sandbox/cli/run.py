@@ -1,0 +1,188 @@
+"""`agent-sandbox`: parse, plan, run, and end with the command's own exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import (
+    EXIT_CANNOT_BUILD,
+    EXIT_CANNOT_EXECUTE,
+    EXIT_NOT_FOUND,
+    CommandError,
+    HostError,
+    InternalBug,
+    SandboxError,
+    reason,
+)  # fmt: skip
+from ..policy.model import MARKER
+from . import options, output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..sandbox.prepare import Built, Prepared
+    from .report import Report
+
+PROGRAM = "agent-sandbox"
+OFF_WORDS = ("false", "0", "off", "no")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return _dispatch(options.parse(sys.argv[1:] if arguments is None else arguments))
+    except SandboxError as error:
+        output.error(PROGRAM, error)
+        return error.exit_code
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        output.error(PROGRAM, InternalBug(f"{type(error).__name__}: {error}"))
+        return EXIT_CANNOT_BUILD
+
+
+def _dispatch(parsed: options.Parsed) -> int:
+    if "--version" in parsed.switches:
+        from .. import __version__
+
+        return _show(f"{PROGRAM} {__version__}\n")
+    if "--check" in parsed.switches:
+        inside = os.path.exists(MARKER)
+        _show("inside sandbox\n" if inside else "outside sandbox\n")
+        return 0 if inside else 1
+    if "--help" in parsed.switches or not parsed.command:
+        return _show(options.help_text())
+    if os.environ.get("AGENT_SANDBOX", "").lower() in OFF_WORDS:
+        return _run_plain(parsed)
+    return _run(parsed)
+
+
+def script() -> None:
+    """What the installed `agent-sandbox` calls: skips the collector and the interpreter's end.
+
+    Both only tidy memory that the kernel takes back anyway, and cost milliseconds per command.
+    """
+    import gc
+
+    gc.disable()
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _show(text: str) -> int:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return 0
+
+
+def _run_plain(parsed: options.Parsed) -> int:
+    """The escape hatch: no sandbox, and said aloud."""
+    output.notice(PROGRAM, "AGENT_SANDBOX is off: running without a sandbox")
+    try:
+        if parsed.cwd is not None:
+            os.chdir(parsed.cwd)
+        # Python ignores these two; the command must not inherit that.
+        import signal
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        os.execvp(parsed.command[0], parsed.command)  # noqa: S606 - asked for by the user
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise CommandError(
+            f"cannot run '{parsed.command[0]}': {reason(error)}",
+            code="command-not-found" if missing else "command-not-executable",
+            exit_code=EXIT_NOT_FOUND if missing else EXIT_CANNOT_EXECUTE,
+        ) from error
+
+
+def _run(parsed: options.Parsed) -> int:
+    from ..sandbox import prepare
+
+    if os.path.exists(MARKER) and "--dry-run" not in parsed.switches:
+        raise HostError(
+            "cannot start a sandbox inside a sandbox",
+            hint="run the command itself: it is sandboxed already",
+            code="nested",
+        )
+    prepared = prepare.plan(
+        prepare.Request(
+            argv=parsed.command,
+            values=parsed.values,
+            env=os.environ,
+            cwd=parsed.cwd,
+            config=parsed.config,
+        )
+    )
+    for message in prepared.plan.notices:
+        output.notice(PROGRAM, message)
+    if "--debug" in parsed.switches:
+        from .debug import describe
+
+        sys.stderr.write(describe(prepared, parsed.command))
+    if "--dry-run" in parsed.switches:
+        return _dry_run(prepared, parsed)
+    prepare.check_command(prepared, parsed.command)
+    if prepared.plan.docker:
+        output.notice(PROGRAM, "--docker exposes the container engine: that equals root here")
+    report = None
+    if parsed.report is not None:
+        from .report import Report
+
+        report = Report(parsed.report, prepared)
+    return _start(prepared, parsed, report)
+
+
+def _dry_run(prepared: Prepared, parsed: options.Parsed) -> int:
+    # Only here: quoting needs `re`.
+    import shlex
+
+    from ..launch.bwrap import printable
+    from ..sandbox import prepare
+
+    return _show(shlex.join(printable(prepare.preview(prepared, parsed.command))) + "\n")
+
+
+def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) -> int:
+    from ..launch import execute, workspace
+    from ..sandbox import prepare
+
+    built = prepare.build(prepared, parsed.command, shield=True)
+    keep = "--keep-workspace" in parsed.switches
+    enforcer = None
+    try:
+        if keep:
+            os.close(os.open(f"{built.space.path}/keep", os.O_CREAT | os.O_WRONLY, 0o600))
+        name = os.path.basename(built.space.path)
+        enforcer = prepare.make_enforcer(prepared.plan, prepared.facts.uid, name)
+        outcome = execute.run(
+            built.command, timeout=prepared.plan.limits.timeout, shield=built.shield,
+            enforcer=enforcer,
+        )  # fmt: skip
+    finally:
+        if enforcer is not None:
+            enforcer.close()
+        workspace.remove(built.space, keep=keep)
+    if keep:
+        output.notice(PROGRAM, f"workspace kept in '{built.space.path}'")
+    if not outcome.started and outcome.code:
+        return _explain_failure(built, outcome.code)
+    if outcome.timed_out:
+        output.notice(PROGRAM, "the command reached its --timeout and was ended")
+    if outcome.exceeded:
+        output.notice(PROGRAM, f"the command exceeded its {outcome.exceeded} limit and was ended")
+    if report is not None:
+        report.write(outcome)
+    return outcome.code
+
+
+def _explain_failure(built: Built, code: int) -> int:
+    """bwrap could not build the sandbox: say what this machine lacks."""
+    from ..sandbox.prepare import start_failed
+    from .doctor import explain_failure
+
+    output.error(PROGRAM, start_failed(code))
+    sys.stderr.write(explain_failure(built.command.program))
+    return EXIT_CANNOT_BUILD

@@ -1,0 +1,1 @@
+"""Reads the machine and changes nothing."""

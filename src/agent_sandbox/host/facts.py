@@ -1,0 +1,307 @@
+"""Gathers HostFacts: everything the policy needs to know about this machine, in one pass."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import HostError, UsageError, reason
+from ..policy import engines, paths, secrets
+from ..policy.model import HostFacts, Match, Policy
+from . import git
+from .locate import Locator, expand_globs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..policy.model import Rule
+
+SYSTEM_TREES = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu",
+    # Package databases, certificates and alternatives that tools look up.
+    "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/pacman", "/var/lib/apk", "/var/lib/alternatives",
+    "/var/lib/ca-certificates", "/var/lib/ghc",
+    # What runtimes read to size their thread pools.
+    "/sys/devices/system/cpu",
+)  # fmt: skip
+RESOLV_CONF = "/etc/resolv.conf"
+
+
+class Place(Match):
+    """Who runs and where: known before any policy file is read."""
+
+    uid: int
+    gid: int
+    user: str
+    home: Match
+    state_dir: str
+
+
+def place(env: Mapping[str, str], cwd: str | None, locator: Locator) -> Place:
+    """The user, the home and the working directory."""
+    uid = os.getuid()
+    home = _home(env, uid, locator)
+    here = _working_directory(env, cwd, locator)
+    return Place(
+        path=here.path, real=here.real, kind=here.kind, links=here.links,
+        uid=uid, gid=os.getgid(), user=env.get("USER", "") or str(uid), home=home,
+        state_dir=state_dir(env, home.real, uid),
+    )  # fmt: skip
+
+
+def _home(env: Mapping[str, str], uid: int, locator: Locator) -> Match:
+    path = env.get("HOME", "")
+    if not path:
+        # Only when HOME is unset: the user database costs a file read.
+        import pwd
+
+        try:
+            path = pwd.getpwuid(uid).pw_dir
+        except KeyError:
+            path = ""
+    if not path.startswith("/") or paths.normalise(path) == "/":
+        raise HostError(
+            f"cannot use '{path}' as the home directory",
+            hint="set HOME to an absolute path other than '/'",
+            code="bad-home",
+        )
+    path = paths.normalise(path)
+    found = locator.find(path)
+    if found is None:
+        return Match(path=path, real=os.path.realpath(path), kind="dir")
+    if found.kind != "dir":
+        raise HostError(
+            f"cannot use '{path}' as the home directory: not a directory", code="bad-home"
+        )
+    return found
+
+
+def _working_directory(env: Mapping[str, str], wanted: str | None, locator: Locator) -> Match:
+    try:
+        actual = os.getcwd()
+    except OSError as error:
+        raise HostError(
+            f"cannot read the working directory: {reason(error)}",
+            hint="change to a directory that exists",
+            code="bad-cwd",
+        ) from error
+    # The shell's PWD keeps the name that the user typed, if it still leads here.
+    logical = env.get("PWD", "")
+    if not logical.startswith("/") or not _same(logical, actual):
+        logical = actual
+    path = paths.normalise(logical) if wanted is None else _joined(logical, wanted)
+    found = locator.find(path)
+    if found is None or found.kind != "dir":
+        raise UsageError(
+            f"cannot run in '{wanted or path}': "
+            + ("not a directory" if found else "no such directory"),
+            code="bad-cwd",
+        )
+    return found
+
+
+def _joined(base: str, path: str) -> str:
+    if not path:
+        raise UsageError("cannot run in '': empty path", code="bad-cwd")
+    # `..` after a link must mean what the kernel means, so only plain paths are cleaned lexically.
+    joined = path if path.startswith("/") else f"{base}/{path}"
+    return os.path.realpath(joined) if ".." in joined.split("/") else paths.normalise(joined)
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(one), os.stat(other))
+    except OSError:
+        return False
+
+
+def state_dir(env: Mapping[str, str], home: str, uid: int) -> str:
+    """Where private homes, workspaces and trust live: never visible to a sandbox."""
+    base = env.get("XDG_STATE_HOME", "")
+    if not base.startswith("/"):
+        base = f"{home}/.local/state"
+    if not _usable(base):
+        # Service users often have no home; /var/tmp survives and is on disk. The directory's
+        # owner and mode are checked when it is opened.
+        return f"/var/tmp/agent-sandbox-{uid}"
+    return os.path.realpath(f"{base}/agent-sandbox")
+
+
+def _usable(base: str) -> bool:
+    """Whether the nearest existing ancestor of `base` can be written."""
+    while not os.path.lexists(base):
+        base = paths.parent(base)
+    return os.access(base, os.W_OK | os.X_OK)
+
+
+def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) -> HostFacts:
+    """Look up everything that the policy mentions."""
+    sockets = _engine_sockets(at, env, locator)
+    wanted, docker = "", None
+    if policy.docker.value == "on":
+        wanted, docker = _docker_socket(at, env, locator)
+    active = {str(p.value) for p in policy.presets}
+    return HostFacts(
+        uid=at.uid, gid=at.gid, user=at.user, home=at.home,
+        cwd=Match(path=at.path, real=at.real, kind=at.kind, links=at.links),
+        env=env, state_dir=at.state_dir,
+        system=_found(SYSTEM_TREES, locator),
+        path_dirs=_path_dirs(env, locator),
+        matches=_matches(policy.rules, locator),
+        resolver=_resolver(),
+        engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
+        git=git.layout(at, strict="@git-strict" in active) if "@git" in active else None,
+        git_config=git.user_config(at.home, env),
+        root_secrets=_root_secrets(at.uid, locator),
+    )  # fmt: skip
+
+
+def _found(wanted: Iterable[str], locator: Locator) -> tuple[Match, ...]:
+    located = (locator.find(path) for path in wanted)
+    return tuple(match for match in located if match is not None)
+
+
+def _path_dirs(env: Mapping[str, str], locator: Locator) -> tuple[Match, ...]:
+    wanted = dict.fromkeys(
+        paths.normalise(part) for part in env.get("PATH", "").split(":") if part.startswith("/")
+    )
+    return tuple(m for m in _found(wanted, locator) if m.kind == "dir")
+
+
+def _matches(rules: Iterable[Rule], locator: Locator) -> dict[str, tuple[Match, ...]]:
+    found: dict[str, tuple[Match, ...]] = {}
+    globs = []
+    for rule in rules:
+        if rule.glob:
+            globs.append(rule.pattern)
+        elif rule.pattern not in found:
+            match = locator.find(rule.pattern)
+            if match is not None:
+                found[rule.pattern] = (match,)
+    if globs:
+        for pattern, hits in expand_globs(globs).items():
+            found[pattern] = _found(hits, locator)
+    return found
+
+
+def _resolver() -> Match | None:
+    """The file behind /etc/resolv.conf when that is a link, under the name the link gives it."""
+    try:
+        text = os.readlink(RESOLV_CONF)
+        real = os.path.realpath(RESOLV_CONF, strict=True)
+    except OSError:
+        return None
+    named = paths.normalise(text if text.startswith("/") else f"/etc/{text}")
+    if named.startswith("/var/run/"):
+        named = named[len("/var") :]
+    return Match(path=named, real=real, kind="file")
+
+
+def _runtime_dirs(at: Place, env: Mapping[str, str]) -> tuple[str, ...]:
+    named = env.get("XDG_RUNTIME_DIR", "")
+    standard = f"/run/user/{at.uid}"
+    return (named, standard) if named.startswith("/") and named != standard else (standard,)
+
+
+def _engine_sockets(at: Place, env: Mapping[str, str], locator: Locator) -> tuple[Match, ...]:
+    wanted = engines.candidates(env, at.home.real, _runtime_dirs(at, env))
+    return _found([*wanted, *_context_sockets(at.home.real)], locator)
+
+
+def _context_sockets(home: str) -> list[str]:
+    """Unix sockets named in the metadata of docker contexts, read as text: no JSON parser here."""
+    found = []
+    base = f"{home}/.docker/contexts/meta"
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return []
+    for name in names:
+        try:
+            with open(f"{base}/{name}/meta.json", "rb") as file:
+                text = file.read(65536).decode("utf-8", "replace")
+        except OSError:
+            continue
+        for piece in text.replace("\\/", "/").split("unix://")[1:]:
+            path = piece.split('"', 1)[0]
+            if path.startswith("/"):
+                found.append(path)
+    return found
+
+
+def _docker_socket(at: Place, env: Mapping[str, str], locator: Locator) -> tuple[str, Match | None]:
+    """The socket that the docker command line would use, by its own order of precedence."""
+    address = env.get("DOCKER_HOST", "")
+    if address:
+        path = engines.unix_path(address)
+        if path is None or not path.startswith("/"):
+            raise HostError(
+                f"cannot expose the container engine at '{address}': not a unix socket",
+                hint="unset DOCKER_HOST, or pass it with --env DOCKER_HOST and no --docker",
+                code="docker-not-unix",
+            )
+    else:
+        path = _current_context(at.home.real, env) or engines.STANDARD
+    match = locator.find(path)
+    if match is not None and match.kind != "socket":
+        match = None
+    return path, match
+
+
+def _current_context(home: str, env: Mapping[str, str]) -> str | None:
+    """The unix socket of docker's current context. Only with --docker: imports are paid there."""
+    import hashlib
+    import json
+
+    name = env.get("DOCKER_CONTEXT", "")
+    try:
+        if not name:
+            with open(f"{home}/.docker/config.json", "rb") as file:
+                name = str(json.load(file).get("currentContext", ""))
+        if name in ("", "default"):
+            return None
+        key = hashlib.sha256(name.encode()).hexdigest()
+        with open(f"{home}/.docker/contexts/meta/{key}/meta.json", "rb") as file:
+            address = json.load(file)["Endpoints"]["docker"]["Host"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return engines.unix_path(str(address))
+
+
+def _root_secrets(uid: int, locator: Locator) -> tuple[Match, ...]:
+    wanted = list(secrets.SYSTEM)
+    for directory, head, tail in secrets.SYSTEM_PATTERNS:
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        wanted += [f"{directory}/{n}" for n in names if n.startswith(head) and n.endswith(tail)]
+    if uid == 0:
+        wanted += _closed_entries("/etc")
+    # What this user cannot read, the sandbox cannot either: the kernel checks the same identity.
+    # Being allowed to pass through a directory is enough to read a file whose name is known.
+    return tuple(
+        m
+        for m in _found(wanted, locator)
+        if os.access(m.real, os.R_OK) or (m.kind == "dir" and os.access(m.real, os.X_OK))
+    )
+
+
+def _closed_entries(directory: str) -> list[str]:
+    """Entries of a directory that are closed to others; root owns them, capabilities or not."""
+    found = []
+    with os.scandir(directory) as scanned:
+        for item in scanned:
+            # Locks and half-written copies of the user database come and go; a mask on one that
+            # has gone would stop the start.
+            if item.is_symlink() or item.name.rpartition(".")[2] == "lock":
+                continue
+            if item.name.rpartition(".")[2].isdigit():
+                continue
+            try:
+                info = item.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not info.st_mode & 0o005 and info.st_size:
+                found.append(item.path)
+    return found

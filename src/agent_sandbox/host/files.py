@@ -1,0 +1,140 @@
+"""Finds and reads policy files: TOML, JSON, and JSON with comments."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import PolicyError, reason
+from ..policy.decode import Layer, decode
+from ..policy.model import GLOBAL, PROJECT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUFFIXES = (".toml", ".json", ".jsonc")
+PROJECT_STEM = ".agent-sandbox"
+MAX_BYTES = 1 << 20
+
+
+def global_stem(env: Mapping[str, str], home: str) -> str:
+    """Where the user's own file lies, without its suffix."""
+    base = env.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):
+        base = f"{home}/.config"
+    return f"{base}/agent-sandbox/config"
+
+
+def find(stem: str) -> str | None:
+    """The one policy file at a place; two are an error, since one of them would be ignored."""
+    found = [stem + suffix for suffix in SUFFIXES if os.path.isfile(stem + suffix)]
+    if len(found) > 1:
+        raise PolicyError(
+            f"cannot choose between '{found[0]}' and '{found[1]}': both exist",
+            hint="remove one of them",
+            code="two-configs",
+        )
+    return found[0] if found else None
+
+
+def read_layers(
+    env: Mapping[str, str], home: str, project: str, explicit: str | None
+) -> list[Layer]:
+    """The global layer and the project's, as far as they exist. `-c FILE` replaces the latter."""
+    layers = []
+    path = find(global_stem(env, home))
+    if path is not None:
+        layers.append(read(path, GLOBAL))
+    if explicit is not None:
+        if not os.path.isfile(explicit):
+            raise PolicyError(f"cannot read '{explicit}': no such file", code="config-missing")
+        layers.append(read(explicit, PROJECT))
+    else:
+        path = find(f"{project}/{PROJECT_STEM}")
+        if path is not None:
+            layers.append(read(path, PROJECT))
+    return layers
+
+
+def read_text(path: str) -> str:
+    """The text of a policy file."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(
+            f"cannot read '{path}': {reason(error)}", code="config-unreadable"
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise PolicyError(f"cannot read '{path}': larger than 1 MiB", code="config-unreadable")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PolicyError(
+            f"cannot parse '{path}': not UTF-8 at byte {error.start}", code="bad-syntax"
+        ) from error
+
+
+def read(path: str, rank: int) -> Layer:
+    """Read and decode one file."""
+    return decode(parse(read_text(path), path), rank=rank, file=path)
+
+
+def parse(text: str, path: str) -> object:
+    """Parse by suffix. The parsers are imported here because most starts need neither."""
+    try:
+        if path.endswith((".json", ".jsonc")):
+            import json
+
+            return json.loads(strip_comments(text), object_pairs_hook=_no_duplicates)
+        import tomllib
+
+        return tomllib.loads(text)
+    except RecursionError:
+        message = "nested too deeply"
+    except ValueError as error:
+        message = str(error)
+    raise PolicyError(f"cannot parse '{path}': {message}", code="bad-syntax")
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def strip_comments(text: str) -> str:
+    """JSON with comments and trailing commas becomes JSON; positions of lines are kept."""
+    out: list[str] = []
+    i, size = 0, len(text)
+    comma = -1
+    while i < size:
+        char = text[i]
+        if char == '"':
+            end = i + 1
+            while end < size and text[end] != '"':
+                end += 2 if text[end] == "\\" else 1
+            out.append(text[i : end + 1])
+            comma, i = -1, end + 1
+        elif text.startswith("//", i):
+            end = text.find("\n", i)
+            i = size if end < 0 else end
+        elif text.startswith("/*", i):
+            end = text.find("*/", i + 2)
+            if end < 0:
+                raise ValueError("comment is not closed")
+            out.append("\n" * text.count("\n", i, end))
+            i = end + 2
+        else:
+            if char in "]}" and comma >= 0:
+                out[comma] = ""
+            if char == ",":
+                comma = len(out)
+            elif not char.isspace():
+                comma = -1
+            out.append(char)
+            i += 1
+    return "".join(out)

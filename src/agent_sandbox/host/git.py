@@ -1,0 +1,265 @@
+"""Reads git's layout around a project, and the user's git configuration. Believes no link blindly.
+
+A `.git` file may be forged by a sandbox, so it widens nothing unless the repository that it names
+points back to it: a worktree through `<git dir>/gitdir`, a submodule through `core.worktree`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import PolicyError
+from ..policy import gitconfig, paths
+from ..policy.model import ConfigFile, GitLayout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..policy.model import Match
+    from .facts import Place
+
+# Files and directories in a git directory that make git execute something or look elsewhere.
+CONTROL_FILES = ("config", "config.worktree", "commondir", "gitdir", "info/attributes")
+CONTROL_DIRS = ("hooks",)
+MAX_BYTES = 1 << 20
+MAX_MODULES = 256
+
+
+def layout(at: Place, *, strict: bool) -> GitLayout | None:
+    """The repository that holds the project, or None."""
+    top = _top(at)
+    if top is None:
+        return None
+    dot = f"{top}/.git"
+    if os.path.isdir(dot) and not os.path.islink(dot):
+        git_dir = common = dot
+        if os.path.lexists(f"{dot}/commondir"):
+            raise PolicyError(
+                f"cannot trust '{dot}': it has a 'commondir' file, which makes git read "
+                "configuration and hooks from another place",
+                hint=f"a plain repository has none: look at '{dot}/commondir' and remove it",
+                code="git-commondir",
+            )
+    else:
+        linked = _linked(dot, top)
+        if linked is None:
+            return None
+        git_dir, common = linked
+    if paths.within(at.home.real, common):
+        return None
+    control, absent = _control(git_dir, common, dot, top)
+    if strict:
+        control += _strict(git_dir, common)
+    return GitLayout(
+        top=top, git_dir=git_dir, common_dir=common, linked=git_dir != dot,
+        control=tuple(dict.fromkeys(control)), absent=tuple(absent),
+    )  # fmt: skip
+
+
+def _top(at: Place) -> str | None:
+    """The nearest directory upwards with a `.git` of our own, never the home or above it."""
+    here = at.real
+    while True:
+        if paths.within(at.home.real, here):
+            return None
+        try:
+            owner = os.lstat(f"{here}/.git").st_uid
+        except OSError:
+            if here == "/":
+                return None
+            here = paths.parent(here)
+            continue
+        # git itself refuses repositories of other users (safe.directory).
+        return here if owner in (at.uid, 0) else None
+
+
+def _read(path: str) -> str | None:
+    """A small text file, without following a link at its end."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, MAX_BYTES).decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _linked(dot: str, top: str) -> tuple[str, str] | None:
+    """The git directory and common directory behind a `.git` file, checked in both directions."""
+    text = _read(dot)
+    if text is None or not text.startswith("gitdir:"):
+        raise _forged(dot, "it is neither a directory nor a 'gitdir:' file")
+    named = text[len("gitdir:") :].strip()
+    git_dir = _directory(named, top)
+    if git_dir is None:
+        raise _forged(dot, f"its git directory '{named}' does not exist")
+    back = _read(f"{git_dir}/gitdir")
+    if back is not None:
+        common = _directory((_read(f"{git_dir}/commondir") or "").strip(), git_dir)
+        points_back = os.path.realpath(os.path.join(git_dir, back.strip())) == dot
+        if not points_back or common is None or paths.parent(git_dir) != f"{common}/worktrees":
+            raise _forged(dot, f"'{git_dir}' does not point back to it")
+        return git_dir, common
+    parsed = gitconfig.entries(_read(f"{git_dir}/config") or "")
+    worktree = gitconfig.value_of(parsed, "core", "worktree")
+    if worktree and os.path.realpath(os.path.join(git_dir, worktree)) == top:
+        return git_dir, git_dir
+    raise _forged(dot, f"'{git_dir}' does not point back to it")
+
+
+def _forged(dot: str, why: str) -> PolicyError:
+    return PolicyError(
+        f"cannot trust '{dot}': {why}",
+        hint="a sandbox could have written it; run 'git worktree repair' or 'git submodule "
+        "absorbgitdirs' if it is yours, or leave git out with the preset !@git",
+        code="git-link",
+    )
+
+
+def _directory(named: str, base: str) -> str | None:
+    if not named:
+        return None
+    path = os.path.realpath(named if named.startswith("/") else f"{base}/{named}")
+    return path if os.path.isdir(path) else None
+
+
+def _control(git_dir: str, common: str, dot: str, top: str) -> tuple[list[str], list[str]]:
+    """Existing control files (directories end in '/'), and control directories that are missing."""
+    worktrees = [f"{common}/worktrees/{name}" for name in _names(f"{common}/worktrees")]
+    found: list[str] = []
+    for home in dict.fromkeys((common, git_dir, *worktrees, *_modules(common))):
+        files = [f"{home}/{name}" for name in CONTROL_FILES]
+        found += [path for path in files if os.path.isfile(path) and not os.path.islink(path)]
+        directories = [f"{home}/{name}" for name in CONTROL_DIRS]
+        found += [
+            path + "/" for path in directories if os.path.isdir(path) and not os.path.islink(path)
+        ]
+    if git_dir != dot:
+        found.append(dot)
+    hooks = _hooks_path(common, top)
+    if hooks:
+        found.append(hooks + "/")
+    wanted = [f"{common}/{name}" for name in CONTROL_DIRS]
+    return found, [path for path in wanted if not os.path.lexists(path)]
+
+
+def _hooks_path(common: str, top: str) -> str | None:
+    """The directory of core.hooksPath when it lies in the repository (husky and the like)."""
+    parsed = gitconfig.entries(_read(f"{common}/config") or "")
+    named = gitconfig.value_of(parsed, "core", "hookspath")
+    if not named or named.startswith("~"):
+        return None
+    path = os.path.realpath(named if named.startswith("/") else f"{top}/{named}")
+    return path if os.path.isdir(path) and paths.below(path, top) else None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _modules(common: str) -> list[str]:
+    """The git directories of submodules, nested ones too."""
+    found: list[str] = []
+    todo = [f"{common}/modules"]
+    while todo and len(found) < MAX_MODULES:
+        directory = todo.pop()
+        for name in _names(directory):
+            path = f"{directory}/{name}"
+            if os.path.islink(path) or not os.path.isdir(path):
+                continue
+            if os.path.isfile(f"{path}/HEAD"):
+                found.append(path)
+                todo.append(f"{path}/modules")
+            else:
+                todo.append(path)
+    return found
+
+
+def _strict(git_dir: str, common: str) -> list[str]:
+    """References other than the current branch. The directory stays open for lock files."""
+    head = (_read(f"{git_dir}/HEAD") or "").strip()
+    current = head[len("ref:") :].strip() if head.startswith("ref:") else ""
+    found = [f"{common}/{name}" for name in ("packed-refs",) if os.path.isfile(f"{common}/{name}")]
+    if os.path.isdir(f"{common}/refs/tags"):
+        found.append(f"{common}/refs/tags/")
+    todo = [f"{common}/refs/heads"]
+    while todo:
+        directory = todo.pop()
+        for name in _names(directory):
+            path = f"{directory}/{name}"
+            if os.path.isdir(path):
+                todo.append(path)
+            elif path != f"{common}/{current}" and not name.endswith(".lock"):
+                found.append(path)
+    return found
+
+
+def user_config(home: Match, env: Mapping[str, str]) -> tuple[ConfigFile, ...]:
+    """The user's git configuration with everything that it includes, credentials taken out.
+
+    Paths are where git will look inside: XDG_CONFIG_HOME and GIT_CONFIG_GLOBAL are not passed, so
+    what they name is shown at the default place.
+    """
+    inside = home.real
+    xdg = env.get("XDG_CONFIG_HOME", "") or f"{inside}/.config"
+    main = env.get("GIT_CONFIG_GLOBAL", "") or f"{inside}/.gitconfig"
+    todo = [(f"{inside}/.gitconfig", main), (f"{inside}/.config/git/config", f"{xdg}/git/config")]
+    found: dict[str, ConfigFile] = {}
+    while todo and len(found) < MAX_MODULES:
+        path, source = todo.pop(0)
+        if path in found or "\n" in path:
+            continue
+        read = _read_config(source)
+        if read is None:
+            continue
+        real, text = read
+        parsed = gitconfig.entries(text)
+        found[path] = ConfigFile(path=path, real=real, cleaned=gitconfig.cleaned(text))
+        for named in gitconfig.includes(parsed):
+            included = _config_path(named, paths.parent(path), home)
+            todo.append((included, included))
+        for key in ("excludesfile", "attributesfile"):
+            named = gitconfig.value_of(parsed, "core", key) or ""
+            _add_plain(found, _config_path(named, inside, home) if named else "")
+    for name in ("ignore", "attributes"):
+        _add_plain(found, f"{inside}/.config/git/{name}", f"{xdg}/git/{name}")
+    return tuple(found.values())
+
+
+def _config_path(named: str, base: str, home: Match) -> str:
+    if named == "~" or named.startswith("~/"):
+        return paths.normalise(home.real + named[1:])
+    joined = named if named.startswith("/") else f"{base}/{named}"
+    if paths.within(joined, home.path):
+        joined = home.real + joined[len(home.path) :]
+    return paths.normalise(joined)
+
+
+def _read_config(source: str) -> tuple[str, str] | None:
+    try:
+        real = os.path.realpath(source, strict=True)
+        if not os.path.isfile(real):
+            return None
+        with open(real, "rb") as file:
+            return real, file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+
+
+def _add_plain(found: dict[str, ConfigFile], path: str, source: str = "") -> None:
+    """A file that git reads but that is no configuration: patterns only."""
+    if not path or path in found:
+        return
+    try:
+        real = os.path.realpath(source or path, strict=True)
+    except OSError:
+        return
+    if os.path.isfile(real):
+        found[path] = ConfigFile(path=path, real=real)

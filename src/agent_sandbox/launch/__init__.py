@@ -1,0 +1,1 @@
+"""Turns a Plan into a running process, and cleans up after it."""

@@ -1,0 +1,188 @@
+"""The bubblewrap strategy: a Plan becomes bwrap's arguments. Pure but for file descriptors.
+
+Arguments and the descriptors that they refer to travel together as one Command.
+"""
+
+from __future__ import annotations
+
+from ..errors import HostError
+from ..policy import paths
+from ..policy.model import (
+    MASK_DIR,
+    MASK_FILE,
+    PRIVATE_HOME,
+    WORK_CACHES,
+    WORK_GIT,
+    WORK_HOME,
+    WORK_TMP,
+    WORK_VAR_TMP,
+)  # fmt: skip
+from ..record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..policy.model import Mount, Plan
+
+NAME = "bwrap"
+# bwrap counts every argument, those from --args too (MAX_ARGS in bubblewrap.c).
+MAX_ARGUMENTS = 9000
+# bwrap parses the whole mount table at every bind: 1,000 take it 1.6 s, 2,000 already 6 s.
+BULK_ABOVE = 150
+REQUIRED_OPTIONS = (
+    "--args", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "--perms",
+    "--remount-ro", "--file", "--seccomp", "--json-status-fd", "--block-fd",
+)  # fmt: skip
+# Signals that must not end bwrap's own outer process: it would take the command with it before the
+# command's handlers ran. They are ignored around bwrap and set back for the command.
+SHIELDED = ("INT", "QUIT", "HUP", "TERM")
+
+
+class Places(Record):
+    """Where the parts of a run that exist only for it are on the host."""
+
+    work: str
+    home: str
+    masks: str
+
+
+class Command(Record):
+    """What to execute: the program, its arguments, and the texts that go in by descriptor."""
+
+    program: str
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+    # Option that takes a descriptor → content to put behind it.
+    texts: tuple[tuple[str, str, bytes], ...]
+    # Mounts that are made after bwrap's, because there are too many for it: (operation, source,
+    # destination) for `launch.bulk`.
+    bulk: tuple[tuple[str, str, str], ...] = ()
+
+
+def command(
+    plan: Plan, places: Places, argv: Sequence[str], *, program: str, filter_bytes: bytes,
+    reset_signals: str = "",
+) -> Command:  # fmt: skip
+    """Build the bwrap command for a plan."""
+    options = ["--unshare-all"]
+    if plan.network:
+        options.append("--share-net")
+    # --unshare-all only tries the user namespace; as root it would keep every capability.
+    options += ["--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"]
+    texts: list[tuple[str, str, bytes]] = []
+    mounts, bulk = _split(plan.mounts)
+    for mount in mounts:
+        options += _arguments(mount, places, texts)
+    options += ["--chdir", plan.cwd]
+    for name, value in sorted(plan.env.items()):
+        options += ["--setenv", name, value]
+    if len(options) + len(argv) > MAX_ARGUMENTS - 100:
+        raise HostError(
+            f"cannot build the sandbox: {len(plan.mounts)} mounts are more than bwrap takes",
+            hint="hide whole directories instead of many single files",
+            code="too-many-mounts",
+        )
+    texts.append(("--seccomp", "", filter_bytes))
+    return Command(
+        program=program,
+        options=tuple(options),
+        command=(*_trampoline(argv, reset_signals), *argv),
+        texts=tuple(texts),
+        bulk=bulk,
+    )
+
+
+def _split(
+    mounts: Sequence[Mount],
+) -> tuple[Sequence[Mount], tuple[tuple[str, str, str], ...]]:
+    """Take the mounts that `launch.bulk` can make out of a plan that has too many for bwrap."""
+    if len(mounts) <= BULK_ABOVE:
+        return mounts, ()
+    kept: list[Mount] = []
+    bulk: list[tuple[str, str, str]] = []
+    # A mask that is in place is the source for all others of its kind: the namespace cannot bind
+    # from outside itself.
+    first: dict[str, str] = {}
+    for mount in mounts:
+        if mount.kind in ("mask-file", "mask-dir") and mount.kind in first:
+            bulk.append(("copy", first[mount.kind], mount.dest))
+        elif mount.kind == "pin":
+            bulk.append(("pin", mount.dest, mount.dest))
+        elif mount.kind == "ro" and mount.file and mount.source == mount.dest:
+            bulk.append(("ro", mount.dest, mount.dest))
+        else:
+            first.setdefault(mount.kind, mount.dest)
+            kept.append(mount)
+    return kept, tuple(bulk)
+
+
+def _trampoline(argv: Sequence[str], reset_signals: str) -> tuple[str, ...]:
+    """`env` puts the shielded signals back to their defaults, and reports 126 and 127."""
+    if not reset_signals or "=" in argv[0]:
+        return ()
+    return (reset_signals, "--default-signal=" + ",".join(SHIELDED), "--")
+
+
+def source_path(token: str, places: Places) -> str:
+    """The host path behind a token of the plan."""
+    if not token.startswith("@"):
+        return token
+    fixed = {
+        WORK_TMP: f"{places.work}/tmp",
+        WORK_VAR_TMP: f"{places.work}/var-tmp",
+        WORK_HOME: f"{places.work}/home",
+        PRIVATE_HOME: places.home,
+        MASK_DIR: f"{places.masks}/dir",
+        MASK_FILE: f"{places.masks}/file",
+    }
+    if token in fixed:
+        return fixed[token]
+    for prefix in (WORK_CACHES, WORK_GIT):
+        if paths.below(token, prefix):
+            return places.work + token[len("@work") :]
+    raise HostError(f"cannot build the sandbox: unknown source '{token}'", code="internal-bug")
+
+
+def _arguments(
+    mount: Mount, places: Places, texts: list[tuple[str, str, bytes]]
+) -> tuple[str, ...]:
+    dest = mount.dest
+    kind = mount.kind
+    if kind in ("ro", "mask-dir", "mask-file"):
+        return ("--ro-bind", source_path(mount.source, places), dest)
+    if kind in ("rw", "pin"):
+        return ("--bind", source_path(mount.source, places), dest)
+    if kind == "tmpfs":
+        mode = "0700" if dest.startswith("/run/user/") else "0755"
+        return ("--perms", mode, "--tmpfs", dest)
+    if kind == "symlink":
+        return () if mount.rule == "in the private home" else ("--symlink", mount.source, dest)
+    if kind == "text":
+        texts.append(("--file", dest, mount.source.encode() + b"\n"))
+        # Its place in the order matters: a descriptor option is written where the mount stands.
+        return ("--perms", "0444", "--file", f"@{len(texts) - 1}", dest)
+    return (SIMPLE[kind], dest)
+
+
+SIMPLE: Mapping[str, str] = {
+    "dev": "--dev",
+    "proc": "--proc",
+    "dir": "--dir",
+    "seal": "--remount-ro",
+}
+
+
+def printable(built: Command) -> list[str]:
+    """The whole command as one argument list, for people; descriptors are shown as numbers.
+
+    Mounts that are made in bulk afterwards are shown as bwrap options too: they mean the same.
+    """
+    numbers = {f"@{index}": str(10 + index) for index in range(len(built.texts))}
+    shown = [numbers.get(option, option) for option in built.options]
+    for index, (option, dest, _) in enumerate(built.texts):
+        if not dest:
+            shown += [option, str(10 + index)]
+    for operation, source, dest in built.bulk:
+        shown += ["--bind" if operation == "pin" else "--ro-bind", source, dest]
+    return [built.program, *shown, "--", *built.command]

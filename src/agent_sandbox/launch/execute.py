@@ -1,0 +1,439 @@
+"""Starts a Command and stays with it: descriptors, signals, the terminal, the end.
+
+The command shares the caller's process group, so the terminal's own signals (Ctrl-C, Ctrl-Z,
+resize) reach it directly. Signals that somebody sends to us are passed on to the command itself,
+because bwrap would die of them and take the command with it unheard.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, reason
+from ..record import Record
+from .bwrap import SHIELDED
+from .spawner import spawner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable
+
+    from .bwrap import Command
+    from .limits import Enforcer
+else:
+    # The C half of `signal`: the Python half builds enumerations for 6–8 ms.
+    import _signal
+
+# How long a command may take to end after the first signal or the timeout.
+GRACE = 10.0
+# `timeout` and shells signal a process and then its group: two deliveries within this time are one.
+SAME_SIGNAL = 0.05
+SI_KERNEL = 0x80
+# How long a signal waits for a command that bwrap has not started yet.
+START_SECONDS = 1.0
+
+SHIELDED_NUMBERS = tuple(getattr(_signal, f"SIG{name}") for name in SHIELDED)
+ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
+PASSED_ON = (*ENDING, _signal.SIGUSR1, _signal.SIGUSR2)
+
+
+class Descriptors(Record):
+    """Open descriptors of one start: what bwrap inherits, and our ends."""
+
+    inherited: tuple[int, ...]
+    arguments: int
+    status: int
+    # Written to release the command; -1 when it is not held back.
+    release: int
+
+
+class Outcome(Record):
+    """How a run ended. `started` is false when bwrap failed before the command began."""
+
+    code: int
+    started: bool
+    timed_out: bool = False
+    exceeded: str = ""
+
+
+def open_descriptors(command: Command, *, hold: bool, report: bool = True) -> Descriptors:
+    """Put arguments and texts behind descriptors, and open the status pipe."""
+    inherited: list[int] = []
+    tail: list[str] = []
+    numbers: dict[str, str] = {}
+    for index, (option, dest, content) in enumerate(command.texts):
+        fd = _memory_file(content)
+        inherited.append(fd)
+        numbers[f"@{index}"] = str(fd)
+        if not dest:
+            tail += [option, str(fd)]
+    status = release = -1
+    if report:
+        status, status_end = os.pipe()
+        inherited.append(status_end)
+        tail += ["--json-status-fd", str(status_end)]
+    if hold:
+        block, release = os.pipe()
+        inherited.append(block)
+        tail += ["--block-fd", str(block)]
+    options = [numbers.get(option, option) for option in command.options] + tail
+    arguments = _memory_file(b"".join(os.fsencode(option) + b"\0" for option in options))
+    inherited.append(arguments)
+    return Descriptors(
+        inherited=tuple(inherited), arguments=arguments, status=status, release=release
+    )
+
+
+def _memory_file(content: bytes) -> int:
+    """A file in memory: unlike a pipe it takes any size without a reader."""
+    fd = os.memfd_create("agent-sandbox")
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def argument_vector(command: Command, descriptors: Descriptors) -> list[str]:
+    """What is really executed: the options stay out of /proc/*/cmdline."""
+    return [command.program, "--args", str(descriptors.arguments), "--", *command.command]
+
+
+def close_inherited(descriptors: Descriptors) -> None:
+    """Drop our copies of what bwrap has inherited, so that end-of-file can be seen."""
+    for fd in descriptors.inherited:
+        os.close(fd)
+
+
+def must_hold(command: Command, enforcer: Enforcer | None) -> bool:
+    """Whether the command may only start after something was done to its sandbox."""
+    return enforcer is not None or bool(command.bulk)
+
+
+def complete(command: Command, init: int | None, enforcer: Enforcer | None) -> None:
+    """Finish a sandbox that is held back: its limits, and the mounts that bwrap could not take."""
+    if init is None:
+        return
+    if enforcer is not None:
+        enforcer.attach(init)
+    if not command.bulk:
+        return
+    listing = _memory_file(
+        b"".join(os.fsencode(word) + b"\0" for triple in command.bulk for word in triple)
+    )
+    # Only with hundreds of mounts: a program of its own, since only a process with one thread
+    # may join a user namespace.
+    import subprocess
+    import sys
+
+    script = os.path.join(os.path.dirname(__file__), "bulk.py")
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-I", "-S", script, str(init), str(listing)],
+        pass_fds=(listing,), stdin=subprocess.DEVNULL, capture_output=True, env={}, check=False,
+    )  # fmt: skip
+    os.close(listing)
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise HostError(
+            f"cannot make {len(command.bulk)} mounts in the sandbox: {last}",
+            hint="hide whole directories instead of many single files",
+            code="bulk-mounts-failed",
+        )
+
+
+def release(descriptors: Descriptors) -> None:
+    """Let a command go that was held back until its limits were in place."""
+    if descriptors.release >= 0:
+        try:
+            os.write(descriptors.release, b"x")
+        except BrokenPipeError:
+            pass
+        os.close(descriptors.release)
+
+
+def hide_descriptors() -> None:
+    """Keep what our caller left open from the command: a directory handle would be a way out."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2:
+            try:
+                os.set_inheritable(fd, False)  # noqa: FBT003 - positional only
+            except OSError:
+                continue
+
+
+class ChildStatus:
+    """Reads bwrap's status documents: the child's pid, and later its exit code."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._text = b""
+
+    def child(self) -> int | None:
+        """The host's pid of the sandbox's pid 1; None when bwrap ended before there was one."""
+        while (pid := self._number(b'"child-pid"')) is None:
+            chunk = os.read(self.fd, 4096)
+            if not chunk:
+                return None
+            self._text += chunk
+        return pid
+
+    def reported_exit(self) -> bool:
+        """Whether the command had been started. Call after bwrap has ended."""
+        while chunk := os.read(self.fd, 4096):
+            self._text += chunk
+        os.close(self.fd)
+        return self._number(b'"exit-code"') is not None
+
+    def _number(self, key: bytes) -> int | None:
+        _, found, rest = self._text.partition(key)
+        digits = rest.lstrip(b": ")
+        end = 0
+        while end < len(digits) and digits[end : end + 1].isdigit():
+            end += 1
+        return int(digits[:end]) if found and 0 < end < len(digits) else None
+
+
+def command_pid(init: int) -> int | None:
+    """The command itself: the first child of the sandbox's pid 1, which ignores most signals."""
+    try:
+        with open(f"/proc/{init}/task/{init}/children", encoding="ascii") as file:
+            children = file.read().split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
+
+
+class Sandboxed:
+    """A running sandbox: how to signal it, kill it and wait for its last process."""
+
+    def __init__(self, outer: int, init: int) -> None:
+        self.outer = outer
+        self.init = init
+        try:
+            self._handle = os.pidfd_open(init)
+        except OSError:
+            self._handle = -1
+
+    def send(self, number: int) -> None:
+        """Signal the command itself, so that its handlers run; waits for one about to start."""
+        deadline = time.monotonic() + START_SECONDS
+        while (pid := command_pid(self.init)) is None:
+            if time.monotonic() > deadline or not os.path.exists(f"/proc/{self.init}"):
+                return
+            time.sleep(0.002)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+    def kill(self) -> None:
+        """End every process inside at once: the kernel kills a namespace with its pid 1."""
+        if self._handle >= 0:
+            try:
+                _signal.pidfd_send_signal(self._handle, _signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def join(self, seconds: float = 5.0) -> None:
+        """Wait until the last process inside is gone, so that clean-up races with nobody."""
+        if self._handle < 0:
+            return
+        import select
+
+        poller = select.poll()
+        poller.register(self._handle, select.POLLIN)
+        poller.poll(int(seconds * 1000))
+        os.close(self._handle)
+        self._handle = -1
+
+
+class Signals:
+    """Blocks the signals that we pass on, and makes bwrap ignore those that would end it."""
+
+    def __init__(self, *, shield: bool) -> None:
+        # What the caller had us ignore (nohup, a background job) stays ignored for the command.
+        ignored = {n for n in PASSED_ON if _signal.getsignal(n) == _signal.SIG_IGN}
+        self.watched = tuple(n for n in PASSED_ON if n not in ignored)
+        self.shielded = tuple(n for n in SHIELDED_NUMBERS if n in self.watched) if shield else ()
+        self.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (*self.watched, _signal.SIGCHLD))
+        for number in self.shielded:
+            _signal.signal(number, _signal.SIG_IGN)
+
+    def defaults(self) -> tuple[int, ...]:
+        """Signals to set back for bwrap: Python itself ignores the first two."""
+        return (
+            _signal.SIGPIPE, _signal.SIGXFSZ,
+            *(n for n in self.watched if n not in self.shielded),
+        )  # fmt: skip
+
+
+def spawn(command: Command, descriptors: Descriptors, signals: Signals) -> int:
+    """Start bwrap on the spawner's thread, with nothing of our environment."""
+    argv = argument_vector(command, descriptors)
+    # dup2 onto itself clears close-on-exec in the child only (posix_spawn in glibc and musl).
+    actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in descriptors.inherited]
+
+    def start() -> int:
+        return os.posix_spawn(
+            command.program, argv, {}, file_actions=actions, setsigmask=signals.before,
+            setsigdef=signals.defaults(),
+        )  # fmt: skip
+
+    try:
+        return spawner().call(start)
+    except OSError as error:
+        raise HostError(
+            f"cannot start '{command.program}': {reason(error)}",
+            hint="run 'sandboxctl doctor'",
+            code="bwrap-failed",
+        ) from error
+
+
+def run(
+    command: Command, *, timeout: float | None, shield: bool,
+    enforcer: Enforcer | None = None, on_start: Callable[[int], None] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a command in the foreground and say how it ended."""
+    hide_descriptors()
+    descriptors = open_descriptors(command, hold=must_hold(command, enforcer))
+    signals = Signals(shield=shield)
+    terminal = _Terminal()
+    outer = spawn(command, descriptors, signals)
+    close_inherited(descriptors)
+    status = ChildStatus(descriptors.status)
+    init = status.child()
+    sandboxed = Sandboxed(outer, init or outer)
+    try:
+        complete(command, init, enforcer)
+    except BaseException:
+        sandboxed.kill()
+        raise
+    finally:
+        release(descriptors)
+    if on_start is not None and init is not None:
+        on_start(init)
+    outcome = _Watch(sandboxed, signals, timeout, enforcer).until_end()
+    sandboxed.join()
+    terminal.take_back()
+    return outcome.replace(started=status.reported_exit())
+
+
+class _Terminal:
+    """Remembers that we were in the terminal's foreground, to be there again at the end."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            self._ours = os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            self._fd, self._ours = -1, False
+
+    def take_back(self) -> None:
+        """An interactive shell inside made itself the foreground; if it was killed it still is."""
+        if self._ours:
+            old = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTTOU,))
+            try:
+                if os.tcgetpgrp(self._fd) != os.getpgrp():
+                    os.tcsetpgrp(self._fd, os.getpgrp())
+            except OSError:
+                pass
+            finally:
+                _signal.pthread_sigmask(_signal.SIG_SETMASK, old)
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class _Watch:
+    """The loop that waits for the end, a signal, the timeout or an exceeded limit."""
+
+    def __init__(
+        self, sandboxed: Sandboxed, signals: Signals, timeout: float | None,
+        enforcer: Enforcer | None,
+    ) -> None:  # fmt: skip
+        self._sandboxed = sandboxed
+        self._watched = (*signals.watched, _signal.SIGCHLD)
+        now = time.monotonic()
+        self._timeout_at = now + timeout if timeout is not None else None
+        self._kill_at: float | None = None
+        self._first_signal_at: float | None = None
+        self._enforcer = enforcer
+        self._timed_out = False
+        self._exceeded = ""
+
+    def until_end(self) -> Outcome:
+        while True:
+            info = self._next()
+            if info is None:
+                self._clock()
+            elif info.si_signo == _signal.SIGCHLD:
+                code = self._reap()
+                if code is not None:
+                    return self._outcome(code)
+            else:
+                self._pass_on(info.si_signo, info.si_code)
+
+    def _next(self) -> _signal.struct_siginfo | None:
+        due = [t for t in (self._timeout_at, self._kill_at) if t is not None]
+        if self._enforcer is not None and self._enforcer.poll is not None:
+            due.append(time.monotonic() + self._enforcer.poll)
+        if not due:
+            return _signal.sigwaitinfo(self._watched)
+        return _signal.sigtimedwait(self._watched, max(0.0, min(due) - time.monotonic()))
+
+    def _reap(self) -> int | None:
+        pid, status = os.waitpid(self._sandboxed.outer, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            # The command suspended its own process group; the caller's shell must see us stop.
+            os.kill(os.getpid(), _signal.SIGSTOP)
+            return None
+        return (
+            os.WEXITSTATUS(status)
+            if os.WIFEXITED(status)
+            else EXIT_SIGNAL_BASE + os.WTERMSIG(status)
+        )
+
+    def _outcome(self, code: int) -> Outcome:
+        if self._enforcer is not None and not self._exceeded:
+            self._exceeded = self._enforcer.exceeded() or ""
+        if self._timed_out:
+            code = EXIT_TIMEOUT
+        return Outcome(code=code, started=True, timed_out=self._timed_out, exceeded=self._exceeded)
+
+    def _pass_on(self, number: int, origin: int) -> None:
+        # Ctrl-C and Ctrl-\ come from the terminal to the whole process group: the command has
+        # them already, and what they mean is its own affair.
+        from_terminal = origin == SI_KERNEL and number != _signal.SIGHUP
+        if from_terminal:
+            return
+        now = time.monotonic()
+        if number in ENDING:
+            if self._first_signal_at is None:
+                self._first_signal_at = now
+                self._kill_at = now + GRACE
+            elif now - self._first_signal_at > SAME_SIGNAL:
+                self._sandboxed.kill()
+                return
+            else:
+                return
+        if origin != SI_KERNEL:
+            self._sandboxed.send(number)
+
+    def _clock(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._sandboxed.kill()
+        if self._timeout_at is not None and now >= self._timeout_at:
+            self._timeout_at = None
+            self._timed_out = True
+            self._kill_at = now + GRACE
+            self._sandboxed.send(_signal.SIGTERM)
+        if self._enforcer is not None and not self._exceeded:
+            self._exceeded = self._enforcer.exceeded() or ""
+            if self._exceeded:
+                self._sandboxed.kill()

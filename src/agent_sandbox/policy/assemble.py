@@ -1,0 +1,249 @@
+"""Assembles the winning entries into ordered mounts: the redundant go, what must hold is pinned.
+
+Pure, and the second half of `resolve`. Knows how a tree looks from below, not whose rule won.
+"""
+
+from __future__ import annotations
+
+from ..errors import PolicyError
+from ..record import Record
+from . import engines, paths
+from .model import (
+    DIR,
+    EXCLUDE,
+    MARKER,
+    MASK_DIR,
+    MASK_FILE,
+    RO,
+    RW,
+    HostFacts,
+    Link,
+    Mount,
+    Policy,
+    Source,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Views that show the host's own tree; anything else is empty or private.
+HOST_VIEW = (RO, RW)
+
+
+class Entry(Record):
+    """The winning claim on one real path."""
+
+    path: str
+    level: str
+    kind: str
+    exact: bool
+    source: Source
+    # Source of the mount when it is not the path itself.
+    token: str = ""
+    # How the mount is made when it is not a plain bind of the host's path.
+    special: str = ""
+
+
+def view_of(entry: Entry | None) -> str:
+    """What an entry makes of the tree below it: the host's own, 'ro' or 'rw', or '' for none."""
+    if entry is None or entry.level == EXCLUDE:
+        return ""
+    if entry.special in ("", RO):
+        return RO if entry.special == RO else entry.level
+    return ""
+
+
+def _above(entries: Mapping[str, Entry], path: str) -> Entry | None:
+    for ancestor in paths.parents(path):
+        if ancestor in entries:
+            return entries[ancestor]
+    return None
+
+
+def mounts_for(entries: list[Entry], links: list[Link]) -> list[Mount]:
+    """Ordered mounts: redundant entries dropped, ancestors of protected paths pinned."""
+    by_path = {entry.path: entry for entry in entries}
+    kept: dict[str, Entry] = {}
+    made: dict[str, Mount] = {}
+    for entry in entries:
+        above = _above(kept, entry.path)
+        view = view_of(above)
+        if entry.level == EXCLUDE:
+            if view:
+                made[entry.path] = _mask(entry, by_path)
+                kept[entry.path] = entry
+        elif entry.special or view != entry.level:
+            made[entry.path] = _bind(entry)
+            kept[entry.path] = entry
+        if entry.path in kept and view == RW and entry.level != RW:
+            _pin(made, kept, above, entry)
+    for link in links:
+        _place_link(made, kept, link)
+    ordered = sorted(made.values(), key=lambda m: (paths.depth(m.dest), m.dest))
+    return ordered + [
+        Mount(kind="seal", dest=m.dest, rule=m.rule)
+        for m in ordered
+        if m.kind == "tmpfs" and m.level == EXCLUDE
+    ]
+
+
+def _bind(entry: Entry) -> Mount:
+    rule = str(entry.source)
+    if entry.special in ("dev", "proc", "tmpfs"):
+        return Mount(kind=entry.special, dest=entry.path, rule=rule)
+    if entry.special == "private":
+        return Mount(kind="rw", dest=entry.path, source=entry.token, rule=rule, level="private")
+    level = RO if entry.special == RO else entry.level
+    source = entry.token or entry.path
+    return Mount(
+        kind=level, dest=entry.path, source=source, rule=rule, level=level,
+        file=entry.kind != DIR,
+    )  # fmt: skip
+
+
+def _mask(entry: Entry, by_path: Mapping[str, Entry]) -> Mount:
+    rule = str(entry.source)
+    if entry.kind != DIR:
+        return Mount(kind="mask-file", dest=entry.path, source=MASK_FILE, rule=rule, level=EXCLUDE)
+    # Something deeper may be shown again; its mount point needs a place that can be written
+    # while the root is built, and is sealed afterwards.
+    if any(paths.below(path, entry.path) for path in by_path):
+        return Mount(kind="tmpfs", dest=entry.path, rule=rule, level=EXCLUDE)
+    return Mount(kind="mask-dir", dest=entry.path, source=MASK_DIR, rule=rule, level=EXCLUDE)
+
+
+def _pin(
+    made: dict[str, Mount], kept: Mapping[str, Entry], above: Entry | None, entry: Entry
+) -> None:
+    """Bind every directory between a writable root and a protected path onto itself.
+
+    A mount protects a name, not its parents: `mv .git x; cp -r x .git` would leave a fresh,
+    unprotected `.git/hooks`. Renaming a mount point fails with EBUSY.
+    """
+    stop = above.path if above else "/"
+    for ancestor in paths.parents(entry.path):
+        if ancestor == stop or ancestor in kept:
+            break
+        made.setdefault(
+            ancestor,
+            Mount(
+                kind="pin",
+                dest=ancestor,
+                source=ancestor,
+                level=RW,
+                rule=f"holds '{entry.path}' in place",
+            ),
+        )
+
+
+def _place_link(made: dict[str, Mount], kept: Mapping[str, Entry], link: Link) -> None:
+    """Recreate a link of the host where the host's own tree is not shown."""
+    if any(paths.within(dest, link.at) for dest in made):
+        # Something is mounted there or below, so it must be a directory.
+        return
+    holder = _above(kept, link.at)
+    if view_of(holder) or (holder is not None and holder.level == EXCLUDE):
+        return
+    if holder is not None and holder.special == "proc":
+        return
+    made[link.at] = Mount(
+        kind="symlink", dest=link.at, source=link.text,
+        rule="in the private home" if holder and holder.token else "",
+    )  # fmt: skip
+
+
+def late_mounts(
+    policy: Policy, facts: HostFacts, mounts: list[Mount], notices: list[str]
+) -> list[Mount]:
+    """What must win over every rule: engine sockets, name resolution, the marker, the seals."""
+    late: list[Mount] = []
+    known = {paths.normalise(m.real) for m in facts.engine_sockets}
+    by_dest = {m.dest: m for m in mounts}
+    for path in sorted(known):
+        if _shows_host(by_dest, path):
+            late.append(
+                Mount(
+                    kind="mask-file",
+                    dest=path,
+                    source=MASK_FILE,
+                    level=EXCLUDE,
+                    rule="container-engine socket",
+                )
+            )
+            if path in by_dest and policy.docker.value != "on":
+                notices.append(
+                    f"container-engine socket '{path}' stays hidden although "
+                    f"{by_dest[path].rule} names it; use --docker to expose the engine"
+                )
+    if policy.docker.value == "on":
+        late.append(_docker_mount(facts, policy))
+    resolver = facts.resolver if policy.network.value == "on" else None
+    if resolver is not None and not _shows_host(by_dest, resolver.path):
+        late.append(
+            Mount(
+                kind=RO, dest=resolver.path, source=resolver.real, level=RO, rule="name resolution"
+            )
+        )
+    # A plain file on a root that is sealed below: nobody inside can write or cover it.
+    late.append(Mount(kind="text", dest=MARKER, source="marker", rule="always"))
+    late.append(Mount(kind="seal", dest="/run" if "/" in by_dest else "/", rule="always"))
+    return late
+
+
+def _docker_mount(facts: HostFacts, policy: Policy) -> Mount:
+    socket = facts.docker_socket
+    if socket is None:
+        raise PolicyError(
+            f"cannot expose the container engine: no socket at '{facts.docker_wanted}'",
+            hint="start the engine, or point DOCKER_HOST at its unix socket",
+            code="docker-socket-missing",
+        )
+    return Mount(
+        kind="rw", dest=engines.INSIDE, source=socket.real, level=RW,
+        rule=f"docker = on ({policy.docker.source})",
+    )  # fmt: skip
+
+
+def _shows_host(by_dest: Mapping[str, Mount], path: str) -> bool:
+    """Whether the mounts so far show the host's own file at `path`."""
+    for candidate in (path, *paths.parents(path)):
+        mount = by_dest.get(candidate)
+        if mount is not None and mount.kind != "symlink":
+            return mount.level in HOST_VIEW
+    return False
+
+
+def home_points(mounts: list[Mount], entries: list[Entry], facts: HostFacts) -> tuple[Mount, ...]:
+    """Mount points and links that the private home must hold, since bwrap must not create them.
+
+    The private home is written by the sandbox: a link planted there in an earlier run would make
+    bwrap (before 0.12) create the mount point outside of it.
+    """
+    kinds = {entry.path: entry.kind for entry in entries}
+    home = facts.home.real
+    by_dest = {m.dest: m for m in mounts}
+    holder = by_dest.get(home)
+    if holder is None or holder.level != "private":
+        return ()
+    points = []
+    for mount in mounts:
+        if not paths.below(mount.dest, home):
+            continue
+        nearest = next(
+            by_dest[p]
+            for p in paths.parents(mount.dest)
+            if p in by_dest and by_dest[p].kind != "symlink"
+        )
+        if nearest is holder or nearest.level == "private":
+            kind = "symlink" if mount.kind == "symlink" else kinds.get(mount.dest, DIR)
+            root = nearest.source
+            points.append(
+                Mount(
+                    kind=kind,
+                    dest=mount.dest[len(nearest.dest) + 1 :],
+                    source=mount.source,
+                    level=root,
+                )
+            )
+    return tuple(points)

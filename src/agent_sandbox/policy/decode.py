@@ -1,0 +1,199 @@
+"""Strict decoding: plain data from a file or a flag becomes a Layer, or an error with the key.
+
+Unknown keys, wrong types and malformed values are errors. Nothing is guessed and nothing ignored.
+"""
+
+from __future__ import annotations
+
+from ..errors import PolicyError
+from ..record import Record
+from . import settings
+from .model import Setting, Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Layer(Record):
+    """One source of settings, decoded: key of the settings table → value and source."""
+
+    rank: int
+    values: Mapping[str, Setting]
+    file: str = ""
+
+
+def decode(data: object, *, rank: int, file: str) -> Layer:
+    """Decode a parsed policy file."""
+    if not isinstance(data, dict):
+        raise PolicyError(f"cannot use '{file}': the top level must be a table", code="bad-config")
+    values: dict[str, Setting] = {}
+    for name, value in data.items():
+        if name in settings.SECTIONS:
+            if not isinstance(value, dict):
+                raise bad(name, file, "must be a table", value)
+            for inner, inner_value in value.items():
+                _put(values, f"{name}.{inner}", inner_value, rank, file)
+        else:
+            _put(values, name, value, rank, file)
+    return Layer(rank=rank, values=values, file=file)
+
+
+def _put(values: dict[str, Setting], key: str, value: object, rank: int, file: str) -> None:
+    row = settings.BY_KEY.get(key)
+    if row is None:
+        raise PolicyError(
+            f"cannot use '{file}': unknown key '{key}'",
+            hint="known keys: " + ", ".join(settings.BY_KEY),
+            code="unknown-key",
+        )
+    source = Source(layer=rank, where=f"{file}: {key}")
+    values[key] = Setting(value=decode_value(row, value, f"{file}: {key}"), source=source)
+
+
+def decode_value(row: settings.Row, value: object, where: str) -> object:
+    """Check and normalise one value by its row."""
+    return DECODERS[row.kind](row, value, where)
+
+
+def bad(key: str, where: str, expectation: str, value: object) -> PolicyError:
+    """The one form of a value error."""
+    return PolicyError(
+        f"cannot use {key} in {where}: {expectation}, not {_shown(value)}", code="bad-value"
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _choice(row: settings.Row, value: object, where: str) -> object:
+    if row.boolean and isinstance(value, bool):
+        value = "on" if value else "off"
+    if row.boolean and isinstance(value, str):
+        value = settings.BOOLEAN_WORDS.get(value.lower(), value)
+    if value not in row.choices:
+        raise bad(row.key, where, "must be " + " or ".join(row.choices), value)
+    return value
+
+
+def _name(row: settings.Row, value: object, where: str) -> object:
+    if not isinstance(value, str) or not value or not _is_word(value):
+        raise bad(row.key, where, "must be a name of letters, digits, '-' and '_'", value)
+    return value
+
+
+def _is_word(text: str) -> bool:
+    return all(c.isalnum() or c in "-_." for c in text)
+
+
+def _strings(row: settings.Row, value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise bad(row.key, where, "must be a list of strings", value)
+    for item in value:
+        if not isinstance(item, str) or not item:
+            raise bad(row.key, where, "must be a list of non-empty strings", item)
+    return tuple(value)
+
+
+def _presets(row: settings.Row, value: object, where: str) -> object:
+    from .presets import check_name
+
+    names = _strings(row, value, where)
+    for name in names:
+        check_name(name, where)
+    return names
+
+
+def _names(row: settings.Row, value: object, where: str) -> object:
+    names = _strings(row, value, where)
+    for name in names:
+        check_variable(row.key, name, where)
+    return names
+
+
+def check_variable(key: str, name: str, where: str) -> None:
+    """Refuse what cannot be the name of an environment variable."""
+    if not name or "=" in name or "\0" in name:
+        raise bad(key, where, "must be names of environment variables", name)
+
+
+def _table(row: settings.Row, value: object, where: str) -> object:
+    if not isinstance(value, dict):
+        raise bad(row.key, where, "must be a table of strings", value)
+    for name, item in value.items():
+        check_variable(row.key, str(name), where)
+        if not isinstance(item, str) or "\0" in item:
+            raise bad(f"{row.key}.{name}", where, "must be a string", item)
+    return dict(value)
+
+
+def _number(text: str) -> tuple[str, str]:
+    """Split '4G' into its digits and its unit."""
+    end = 0
+    while end < len(text) and (text[end].isdigit() or text[end] == "."):
+        end += 1
+    return text[:end], text[end:].strip().lower()
+
+
+def _quantity(value: object, units: Mapping[str, float]) -> float | None:
+    """A positive amount in base units, or None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        amount = float(value)
+    elif isinstance(value, str):
+        digits, unit = _number(value.strip())
+        factor = units.get(unit)
+        if factor is None or not digits or digits.count(".") > 1 or digits == ".":
+            return None
+        amount = float(digits) * factor
+    else:
+        return None
+    # NaN fails the first comparison, infinity the second.
+    return amount if amount > 0 and amount < 1e18 else None
+
+
+def _size(row: settings.Row, value: object, where: str) -> object:
+    if isinstance(value, str):
+        value = value.strip().lower().removesuffix("ib").removesuffix("b")
+    amount = _quantity(value, SIZE_UNITS)
+    if amount is None or amount < 1:
+        raise bad(row.key, where, "must be a size such as 512M or 4G", value)
+    return int(amount)
+
+
+def _count(row: settings.Row, value: object, where: str) -> object:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 22:
+        raise bad(row.key, where, "must be a whole number above zero", value)
+    return value
+
+
+def _duration(row: settings.Row, value: object, where: str) -> object:
+    amount = _quantity(value, TIME_UNITS)
+    if amount is None:
+        raise bad(row.key, where, "must be a time such as 90, 10m or 2h", value)
+    return amount
+
+
+def _paths(row: settings.Row, value: object, where: str) -> object:
+    return _strings(row, value, where)
+
+
+DECODERS: dict[str, Callable[[settings.Row, object, str], object]] = {
+    settings.CHOICE: _choice,
+    settings.NAME: _name,
+    settings.PATHS: _paths,
+    settings.PRESETS: _presets,
+    settings.NAMES: _names,
+    settings.TABLE: _table,
+    settings.SIZE: _size,
+    settings.COUNT: _count,
+    settings.DURATION: _duration,
+}

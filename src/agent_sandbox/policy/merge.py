@@ -1,0 +1,220 @@
+"""Layers become one Policy. Later layers win; a project's own file may only tighten.
+
+The tightening of path rules needs the file system and is judged in `resolve`; everything else here.
+"""
+
+from __future__ import annotations
+
+from ..errors import PolicyError
+from . import paths, presets, profiles, settings
+from .model import (
+    BUILT_IN,
+    EXCLUDE,
+    FLAGS,
+    LAYER_NAMES,
+    MANDATORY,
+    PROJECT,
+    RO,
+    RW,
+    Policy,
+    Rule,
+    Setting,
+    Source,
+)  # fmt: skip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .decode import Layer
+
+DEFAULT_SOURCE = Source(layer=BUILT_IN, where="built-in default")
+PATH_KEYS = (("filesystem.rw", RW), ("filesystem.ro", RO), ("filesystem.exclude", EXCLUDE))
+
+
+def merge(
+    layers: Sequence[Layer], *, project: str, home: str, command: str, env: dict[str, str]
+) -> Policy:
+    """Combine the layers for a command that runs in `project`."""
+    toggles = _listed(layers, "filesystem.presets")
+    active = presets.switch([str(t.value) for t in toggles])
+    profile = _profile(layers, command)
+    rules = [*_preset_rules(active, project, home, env)]
+    if "@agents" in active:
+        rules += _profile_rules(profiles.find(str(profile.value), str(profile.source)), home)
+    for layer in layers:
+        rules += _layer_rules(layer, project, home)
+    files = tuple(layer.file for layer in layers if layer.file)
+    source = Source(layer=MANDATORY, where="policy files in use stay as they are")
+    rules += [Rule(level=RO, pattern=file, glob=False, source=source, quiet=True) for file in files]
+    set_values: dict[str, Setting] = {}
+    for layer in layers:
+        entry = layer.values.get("env.set")
+        if entry is not None and isinstance(entry.value, dict):
+            for name, value in entry.value.items():
+                set_values[name] = Setting(value=value, source=entry.source)
+    return Policy(
+        network=_last(layers, "network"),
+        docker=_last(layers, "docker"),
+        home=_last(layers, "home"),
+        profile=profile,
+        presets=tuple(
+            Setting(value=name, source=_preset_source(name, toggles)) for name in sorted(active)
+        ),
+        rules=tuple(rules),
+        env_keep=tuple(_listed(layers, "env.keep")),
+        env_set=set_values,
+        limits={
+            row.key: _last(layers, row.key)
+            for row in settings.ROWS
+            if row.key.startswith("limits.")
+        },
+        files=files,
+    )
+
+
+def _last(layers: Sequence[Layer], key: str) -> Setting:
+    for layer in reversed(layers):
+        if key in layer.values:
+            return layer.values[key]
+    return Setting(value=settings.BY_KEY[key].default, source=DEFAULT_SOURCE)
+
+
+def _listed(layers: Sequence[Layer], key: str) -> list[Setting]:
+    """Lists of all layers, one after the other."""
+    found = []
+    for layer in layers:
+        entry = layer.values.get(key)
+        if entry is not None and isinstance(entry.value, tuple):
+            found += [Setting(value=item, source=entry.source) for item in entry.value]
+    return found
+
+
+def _preset_source(name: str, toggles: Sequence[Setting]) -> Source:
+    for toggle in reversed(toggles):
+        if name in presets.members(str(toggle.value).removeprefix("!")):
+            return toggle.source
+    return DEFAULT_SOURCE
+
+
+def _profile(layers: Sequence[Layer], command: str) -> Setting:
+    chosen = _last(layers, "profile")
+    if chosen.value is not None:
+        profiles.find(str(chosen.value), str(chosen.source))
+        return chosen
+    name = profiles.BY_COMMAND.get(command.rpartition("/")[2], profiles.NONE)
+    return Setting(value=name, source=Source(layer=BUILT_IN, where="the command's name"))
+
+
+def _preset_rules(
+    active: frozenset[str], project: str, home: str, env: dict[str, str]
+) -> list[Rule]:
+    rules = []
+    for preset in presets.PRESETS:
+        if preset.name not in active:
+            continue
+        source = Source(layer=BUILT_IN, where=f"preset {preset.name}")
+        for written in preset.ro:
+            # Our own tables are clean: no need for the checks that a user's path gets.
+            pattern = home + written[1:] if written[0] == "~" else f"{project}/{written}"
+            rules.append(Rule(level=RO, pattern=pattern, glob=False, source=source, quiet=True))
+    if "@toolchains" in active:
+        rules += _variable_rules(home, project, env)
+    return rules
+
+
+def _variable_rules(home: str, project: str, env: dict[str, str]) -> list[Rule]:
+    """Toolchains that a variable has moved. Never a whole home, nor a place the agent can write."""
+    from .toolchains import VARIABLES
+
+    rules = []
+    for name, suffix in VARIABLES:
+        value = env.get(name, "")
+        if not value.startswith("/") or "\0" in value or "\n" in value:
+            continue
+        path = paths.normalise(value + suffix)
+        if paths.within(home, path) or paths.within(project, path) or paths.within(path, project):
+            continue
+        source = Source(layer=BUILT_IN, where=f"preset @toolchains: ${name}")
+        rules.append(Rule(level=RO, pattern=path, glob=False, source=source, quiet=True))
+    return rules
+
+
+def _profile_rules(profile: profiles.Profile, home: str) -> list[Rule]:
+    source = Source(layer=BUILT_IN, where=f"profile {profile.name}")
+    rules = []
+    for level, group in ((RW, profile.state), (RO, profile.protect)):
+        for written in group:
+            pattern = paths.expand(written, base=home, home=home, where=profile.name)
+            rules.append(Rule(level=level, pattern=pattern, glob=False, source=source, quiet=True))
+    return rules
+
+
+def _layer_rules(layer: Layer, project: str, home: str) -> list[Rule]:
+    rules = []
+    for key, level in PATH_KEYS:
+        entry = layer.values.get(key)
+        if entry is None or not isinstance(entry.value, tuple):
+            continue
+        for written in entry.value:
+            pattern = paths.expand(written, base=project, home=home, where=entry.source.where)
+            glob = paths.is_glob(pattern)
+            if glob:
+                for component in paths.split_glob(pattern)[1]:
+                    if component != "**":
+                        paths.compile_component(component, entry.source.where)
+            rules.append(
+                Rule(level=level, pattern=pattern, glob=glob, source=entry.source, written=written)
+            )
+    return rules
+
+
+def widenings(project: Layer, below: Sequence[Layer]) -> list[str]:
+    """What an untrusted project file asks for beyond the layers below it, paths apart."""
+    found = []
+    for key, entry in project.values.items():
+        row = settings.BY_KEY[key]
+        lower = _last(below, key)
+        if row.kind == settings.CHOICE:
+            if row.choices.index(str(entry.value)) > row.choices.index(str(lower.value)):
+                found.append(f'{key} = "{entry.value}"')
+        elif row.kind in (settings.SIZE, settings.COUNT, settings.DURATION):
+            if lower.value is not None and _amount(entry.value) > _amount(lower.value):
+                found.append(f"{key} above {lower.source}")
+        elif key in ("profile", "env.keep"):
+            found.append(f"{key} = {entry.value!r}")
+        elif row.kind == settings.PRESETS and isinstance(entry.value, tuple):
+            found += _preset_widenings(entry.value, below)
+    return found
+
+
+def _amount(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _preset_widenings(toggles: tuple[str, ...], below: Sequence[Layer]) -> list[str]:
+    """Presets that a project switches on though they grant, or off though they protect."""
+    before = [str(t.value) for t in _listed(below, "filesystem.presets")]
+    was, now = presets.switch(before), presets.switch([*before, *toggles])
+    found = [f"preset {name}" for name in sorted(now - was) if presets.BY_NAME[name].grants]
+    found += [f"preset !{name}" for name in sorted(was - now) if not presets.BY_NAME[name].grants]
+    return found
+
+
+def untrusted(file: str, asked: Sequence[str]) -> PolicyError:
+    """The refusal of a project file that opens its own cage."""
+    return PolicyError(
+        f"cannot use '{file}': it asks for more than your own settings grant: " + ", ".join(asked),
+        hint="read it; if you agree, run 'sandboxctl trust' here, or take those lines out",
+        code="untrusted-config",
+    )
+
+
+def is_project(rule: Rule) -> bool:
+    """Whether a rule comes from the project's own file."""
+    return rule.source.layer == PROJECT
+
+
+def layer_name(rank: int) -> str:
+    """The name of a layer for people."""
+    return LAYER_NAMES.get(rank, "flag" if rank == FLAGS else "built-in")

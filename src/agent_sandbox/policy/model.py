@@ -1,0 +1,225 @@
+"""The values of the pipeline: what was configured, what the machine has, what will be mounted.
+
+Pure data. Policy and HostFacts go into `resolve`, a Plan comes out.
+"""
+
+from __future__ import annotations
+
+from ..record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Access levels of a path rule.
+RO = "ro"
+RW = "rw"
+EXCLUDE = "exclude"
+LEVELS = (RO, RW, EXCLUDE)
+
+# Layers, in the order in which later wins.
+BUILT_IN = 0
+GLOBAL = 1
+PROJECT = 2
+FLAGS = 3
+# Protections that no layer may lift: our own files and state.
+MANDATORY = 9
+LAYER_NAMES = {
+    BUILT_IN: "built-in", GLOBAL: "global config", PROJECT: "project config", FLAGS: "flag",
+    MANDATORY: "always",
+}  # fmt: skip
+
+# Sources of mounts that exist only during a run, filled in by the strategy.
+WORK_TMP = "@work/tmp"
+WORK_VAR_TMP = "@work/var-tmp"
+WORK_HOME = "@work/home"
+WORK_CACHES = "@work/caches"
+WORK_GIT = "@work/git"
+PRIVATE_HOME = "@home"
+MASK_DIR = "@mask/dir"
+MASK_FILE = "@mask/file"
+
+# Tells whoever is inside where they are; policy cannot cover it.
+MARKER = "/run/agent-sandbox/marker"
+
+# What a path is on the host.
+FILE = "file"
+DIR = "dir"
+SOCKET = "socket"
+OTHER = "other"
+
+
+class Source(Record):
+    """Where a value came from: its layer and a place a person can open."""
+
+    layer: int
+    where: str
+
+    def __str__(self) -> str:
+        return self.where
+
+
+class Setting(Record):
+    """One effective value with its source."""
+
+    value: object
+    source: Source
+
+
+class Rule(Record):
+    """One path rule after `~` and relative paths are expanded, before the file system is asked."""
+
+    level: str
+    pattern: str
+    glob: bool
+    source: Source
+    # Rules of presets and profiles say nothing when they match nothing.
+    quiet: bool = False
+    written: str = ""
+
+
+class Limits(Record):
+    """Resource limits; None means unlimited."""
+
+    timeout: float | None = None
+    memory: int | None = None
+    pids: int | None = None
+    cpu_time: float | None = None
+
+
+class Policy(Record):
+    """The merged configuration: each value knows its source."""
+
+    network: Setting
+    docker: Setting
+    home: Setting
+    profile: Setting
+    presets: tuple[Setting, ...]
+    rules: tuple[Rule, ...]
+    env_keep: tuple[Setting, ...]
+    env_set: Mapping[str, Setting]
+    limits: Mapping[str, Setting]
+    # Files that were read to make this policy; they stay read-only inside.
+    files: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+class Link(Record):
+    """A symbolic link met on the way to a path: where it is (real parent) and what it says."""
+
+    at: str
+    text: str
+
+
+class Match(Record):
+    """A rule's path as found on the host."""
+
+    path: str
+    real: str
+    kind: str
+    links: tuple[Link, ...] = ()
+
+
+class GitLayout(Record):
+    """The repository around the project, as far as it was checked to be what it claims."""
+
+    top: str
+    git_dir: str
+    common_dir: str
+    # True when `top/.git` is a file (worktree or submodule).
+    linked: bool
+    # Existing files and directories that make git run something; read-only inside.
+    control: tuple[str, ...] = ()
+    # Control directories that do not exist yet and must not be created from inside.
+    absent: tuple[str, ...] = ()
+
+
+class ConfigFile(Record):
+    """A file of the user's git configuration: where git looks, and what it may read there."""
+
+    path: str
+    real: str
+    # None: the file holds no credential and is shown as it is.
+    cleaned: str | None = None
+
+
+class HostFacts(Record):
+    """What the machine looks like, as far as the policy needs to know."""
+
+    uid: int
+    gid: int
+    user: str
+    home: Match
+    cwd: Match
+    env: Mapping[str, str]
+    state_dir: str
+    system: tuple[Match, ...]
+    path_dirs: tuple[Match, ...]
+    matches: Mapping[str, tuple[Match, ...]]
+    # File that name resolution needs and the path under which /etc/resolv.conf leads to it.
+    resolver: Match | None
+    engine_sockets: tuple[Match, ...]
+    docker_socket: Match | None
+    docker_wanted: str
+    git: GitLayout | None
+    git_config: tuple[ConfigFile, ...]
+    root_secrets: tuple[Match, ...]
+
+
+class Mount(Record):
+    """One step of building the root. `describe` is what --debug and `why` print."""
+
+    kind: str
+    dest: str
+    source: str = ""
+    rule: str = ""
+    level: str = ""
+    # Whether a bind covers a single file.
+    file: bool = False
+
+    def describe(self) -> str:
+        """One line for people."""
+        shown = MOUNT_WORDS[self.kind]
+        via = f" from {self.source}" if self.source not in ("", self.dest) else ""
+        why = f"  [{self.rule}]" if self.rule else ""
+        return f"{shown} {self.dest}{via}{why}"
+
+
+# Kinds of Mount and the word for each.
+MOUNT_WORDS = {
+    "ro": "read-only ",
+    "rw": "read-write",
+    "pin": "pinned    ",
+    "mask-dir": "hidden    ",
+    "mask-file": "hidden    ",
+    "tmpfs": "empty     ",
+    "seal": "sealed    ",
+    "dir": "directory ",
+    "symlink": "link      ",
+    "dev": "devices   ",
+    "proc": "processes ",
+    "text": "generated ",
+}
+
+
+class Plan(Record):
+    """Everything the strategy needs: ordered mounts, environment, switches."""
+
+    mounts: tuple[Mount, ...]
+    env: Mapping[str, str]
+    env_sources: Mapping[str, str]
+    cwd: str
+    network: bool
+    docker: bool
+    limits: Limits
+    profile: str
+    project: str
+    home: str
+    # "private", "ephemeral" or "host", and the name of the private directory.
+    home_mode: str
+    home_key: str
+    # Mount points and links that must exist in the private home before the mounts are made.
+    home_points: tuple[Mount, ...]
+    # Directories to create on the host for the time of the run, because a mount must cover them.
+    placeholders: tuple[str, ...]
+    notices: tuple[str, ...]

@@ -1,0 +1,377 @@
+"""Policy and HostFacts become a Plan: the ordered mounts, the environment, the switches. Pure.
+
+Every path in a Plan is real (symlinks resolved), so that a mount never passes through a link. One
+entry wins per path; for different paths the deeper one wins because mounts are made from shallow
+to deep. Sources that exist only during a run are written as tokens (`WORK_*`, `PRIVATE_HOME`) and
+filled in by the strategy.
+"""
+
+from __future__ import annotations
+
+from ..errors import PolicyError
+from . import assemble, environment, paths, profiles
+from .assemble import Entry
+from .model import (
+    BUILT_IN,
+    DIR,
+    EXCLUDE,
+    FILE,
+    MANDATORY,
+    PRIVATE_HOME,
+    RO,
+    RW,
+    WORK_CACHES,
+    WORK_GIT,
+    WORK_HOME,
+    WORK_TMP,
+    WORK_VAR_TMP,
+    HostFacts,
+    Limits,
+    Link,
+    Match,
+    Plan,
+    Policy,
+    Rule,
+    Source,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RESERVED = ("/", "/dev", "/proc", "/run", "/sys")
+RESERVED_TREES = ("/run/agent-sandbox", "/proc", "/dev")
+# Shared or system directories: never a project themselves, though one may lie below some of them.
+NOT_A_PROJECT = (
+    "/", "/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/nix", "/opt",
+    "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/var",
+    "/var/lib", "/var/tmp",
+)  # fmt: skip
+NOT_IN_A_PROJECT = ("/dev", "/proc", "/sys", "/boot", "/etc", "/run/agent-sandbox")
+
+STRENGTH = {RW: 0, RO: 1, EXCLUDE: 2}
+
+
+def resolve(policy: Policy, facts: HostFacts) -> Plan:
+    """Decide what the command will see."""
+    active = frozenset(str(p.value) for p in policy.presets)
+    _check_project(facts)
+    notices: list[str] = []
+    claims = Claims()
+    links: list[Link] = []
+    _claim_structure(claims, policy, facts, active)
+    _claim_system(claims, links, facts, active)
+    _claim_project(claims, links, facts, active)
+    _claim_rules(claims, links, policy, facts, notices)
+    _claim_mandatory(claims, facts)
+    _check_working_directory(claims, facts)
+    entries = claims.winners()
+    mounts = assemble.mounts_for(entries, links)
+    mounts += assemble.late_mounts(policy, facts, mounts, notices)
+    profile = profiles.find(str(policy.profile.value), str(policy.profile.source))
+    cwd = facts.cwd.real
+    env, why = environment.build(policy, facts, profile)
+    home_mode = str(policy.home.value)
+    return Plan(
+        mounts=tuple(mounts),
+        env=env,
+        env_sources=why,
+        cwd=cwd,
+        network=policy.network.value == "on",
+        docker=policy.docker.value == "on",
+        limits=_limits(policy),
+        profile=profile.name,
+        project=cwd,
+        home=facts.home.real,
+        home_mode=home_mode,
+        home_key=f"{cwd}\0{profile.name}",
+        home_points=assemble.home_points(mounts, entries, facts),
+        placeholders=facts.git.absent if facts.git and "@git" in active else (),
+        notices=(*policy.notices, *notices),
+    )
+
+
+class Claims:
+    """Collects claims on real paths and keeps the strongest one for each."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, tuple[tuple[bool, bool, int, int], Entry]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Exact beats glob; then the later layer; within a layer exclude > ro > rw."""
+        layer = entry.source.layer
+        weight = (layer == MANDATORY, entry.exact, layer, STRENGTH.get(entry.level, 0))
+        held = self._by_path.get(entry.path)
+        if held is None or weight >= held[0]:
+            self._by_path[entry.path] = (weight, entry)
+
+    def winners(self) -> list[Entry]:
+        """From shallow to deep, then by name."""
+        found = [entry for _, entry in self._by_path.values()]
+        found.sort(key=lambda e: (paths.depth(e.path), e.path))
+        return found
+
+    def get(self, path: str) -> Entry | None:
+        """The claim that holds a path so far."""
+        held = self._by_path.get(path)
+        return held[1] if held else None
+
+
+def _built_in(where: str) -> Source:
+    return Source(layer=BUILT_IN, where=where)
+
+
+def _check_project(facts: HostFacts) -> None:
+    project, home = facts.cwd.real, facts.home.real
+    if paths.within(home, project):
+        raise PolicyError(
+            f"cannot use '{facts.cwd.path}' as the project: your home directory is in it",
+            hint="change to a project directory, or name one with -C DIR",
+            code="project-too-wide",
+        )
+    if project in NOT_A_PROJECT or any(paths.within(project, d) for d in NOT_IN_A_PROJECT):
+        raise PolicyError(
+            f"cannot use '{facts.cwd.path}' as the project: it is a shared system directory",
+            hint="make a directory of its own for the work, or name one with -C DIR",
+            code="project-too-wide",
+        )
+    if paths.within(facts.state_dir, project) or paths.within(project, facts.state_dir):
+        raise PolicyError(
+            f"cannot use '{facts.cwd.path}' as the project: agent-sandbox keeps its state there",
+            hint="change to another directory, or move the state with XDG_STATE_HOME",
+            code="project-too-wide",
+        )
+
+
+def _claim_structure(
+    claims: Claims, policy: Policy, facts: HostFacts, active: frozenset[str]
+) -> None:
+    """The parts of the root that are made, not shown."""
+
+    def put(path: str, special: str, token: str = "", where: str = "always") -> None:
+        claims.add(
+            Entry(
+                path=path,
+                level=RW,
+                kind=DIR,
+                exact=True,
+                source=_built_in(where),
+                special=special,
+                token=token,
+            )
+        )
+
+    if "@host" in active:
+        put("/", RO, "/", "preset @host")
+        # The host's own /run and /var/tmp must be covered; an empty root has neither.
+        put("/run", "tmpfs")
+        put("/var/tmp", "private", WORK_VAR_TMP)
+    put("/dev", "dev")
+    put("/proc", "proc")
+    put(f"/run/user/{facts.uid}", "tmpfs")
+    put("/tmp", "private", WORK_TMP)
+    home_mode = policy.home.value
+    home_rule = f"home = {home_mode} ({policy.home.source})"
+    if home_mode == "private":
+        put(facts.home.real, "private", PRIVATE_HOME, home_rule)
+    elif home_mode == "ephemeral":
+        put(facts.home.real, "private", WORK_HOME, home_rule)
+    else:
+        put(facts.home.real, RO, "", home_rule)
+    if "@caches" not in active and home_mode == "private":
+        from .presets import CACHES
+
+        for index, cache in enumerate(CACHES):
+            put(facts.home.real + cache[1:], "private", f"{WORK_CACHES}/{index}", "no @caches")
+
+
+def _claim_system(
+    claims: Claims, links: list[Link], facts: HostFacts, active: frozenset[str]
+) -> None:
+    if "@base" in active:
+        for match in facts.system:
+            _show(claims, links, match, RO, "preset @base")
+    if "@toolchains" in active:
+        for match in facts.path_dirs:
+            # A directory that the sandbox can write must not choose what else is shown.
+            inside = paths.within(match.path, facts.cwd.path) or any(
+                paths.within(link.at, facts.cwd.real) for link in match.links
+            )
+            if not inside and not paths.within(facts.home.real, match.real):
+                _show(claims, links, match, RO, "preset @toolchains: PATH")
+    for match in facts.root_secrets:
+        _show(claims, [], match, EXCLUDE, "root-only secrets")
+    links += facts.home.links
+    links += facts.cwd.links
+    links.append(Link(at="/var/run", text="../run"))
+    links.append(Link(at="/var/tmp", text="../tmp"))
+
+
+def _show(claims: Claims, links: list[Link], match: Match, level: str, where: str) -> None:
+    links += match.links
+    claims.add(
+        Entry(path=match.real, level=level, kind=match.kind, exact=True, source=_built_in(where))
+    )
+
+
+def _claim_project(
+    claims: Claims, links: list[Link], facts: HostFacts, active: frozenset[str]
+) -> None:
+    git = facts.git if "@git" in active else None
+    if git is not None:
+        if git.top != facts.cwd.real:
+            _show(claims, links, _plain(git.top), RO, "preset @git: rest of the repository")
+        for path in (git.common_dir, git.git_dir):
+            _show(claims, links, _plain(path), RW, "preset @git: repository metadata")
+        for path in git.control:
+            kind = DIR if path.endswith("/") else FILE
+            _show(claims, links, _plain(path.rstrip("/"), kind), RO, "preset @git: control file")
+        for path in git.absent:
+            _show(claims, links, _plain(path), RO, "preset @git: control directory")
+    if "@base" in active:
+        _show(claims, links, facts.cwd, RW, "preset @base: the project")
+    for index, config in enumerate(facts.git_config):
+        entry = Entry(
+            path=config.path, level=RO, kind=FILE, exact=True,
+            source=_built_in("git configuration"),
+            token=f"{WORK_GIT}/{index}" if config.cleaned is not None else config.real,
+            special="copy",
+        )  # fmt: skip
+        if claims.get(config.path) is None:
+            claims.add(entry)
+
+
+def _plain(path: str, kind: str = DIR) -> Match:
+    return Match(path=path, real=path, kind=kind)
+
+
+def _claim_rules(
+    claims: Claims, links: list[Link], policy: Policy, facts: HostFacts, notices: list[str]
+) -> None:
+    writable = writable_roots(policy.rules, facts)
+    for rule in policy.rules:
+        found = facts.matches.get(rule.pattern, ())
+        if not found and not rule.quiet:
+            notices.append(_missing(rule))
+        for match in found:
+            stray = planted(match, writable)
+            if stray is not None and rule.level != EXCLUDE:
+                _refuse_link(rule, match, stray, notices)
+                continue
+            _check_reserved(rule, match, facts)
+            if rule.level != EXCLUDE:
+                links += match.links
+            claims.add(
+                Entry(
+                    path=match.real,
+                    level=rule.level,
+                    kind=match.kind,
+                    exact=not rule.glob,
+                    source=rule.source,
+                )
+            )
+
+
+def writable_roots(rules: Iterable[Rule], facts: HostFacts) -> list[str]:
+    """Trees that a sandbox may have written before, so that their links prove nothing."""
+    roots = [facts.cwd.real]
+    if facts.git is not None:
+        roots.append(facts.git.common_dir)
+    for rule in rules:
+        if rule.level == RW:
+            roots += [m.real for m in facts.matches.get(rule.pattern, ()) if not m.links]
+    return roots
+
+
+def planted(match: Match, writable: Iterable[str]) -> Link | None:
+    """A link in a sandbox-writable tree that leads out of that tree, if the path has one."""
+    for link in match.links:
+        for root in writable:
+            if paths.below(link.at, root) and not paths.within(match.real, root):
+                return link
+    return None
+
+
+def _refuse_link(rule: Rule, match: Match, link: Link, notices: list[str]) -> None:
+    """A sandbox could have planted the link: an explicit rule is an error, a preset's skipped."""
+    message = (
+        f"cannot follow '{link.at}' for {rule.source}: a sandbox can write there, "
+        f"and the link leads out to '{match.real}'"
+    )
+    if not rule.quiet:
+        raise PolicyError(
+            message,
+            hint=f"name '{match.real}' itself if you mean it, or remove the link",
+            code="planted-link",
+        )
+    notices.append(message)
+
+
+def _missing(rule: Rule) -> str:
+    written = rule.written or rule.pattern
+    if rule.level == EXCLUDE:
+        return f"exclude '{written}' ({rule.source}) matches nothing: nothing is hidden by it"
+    return f"{rule.level} '{written}' ({rule.source}) skipped: no such path"
+
+
+def _check_reserved(rule: Rule, match: Match, facts: HostFacts) -> None:
+    reserved = match.real in RESERVED or any(
+        paths.within(match.real, tree) for tree in RESERVED_TREES
+    )
+    own_state = rule.level != EXCLUDE and paths.within(match.real, facts.state_dir)
+    if (reserved or own_state) and rule.source.layer != MANDATORY:
+        raise PolicyError(
+            f"cannot use '{rule.written or rule.pattern}' in {rule.source}: reserved path",
+            hint="the sandbox makes this directory itself; for the whole host use preset @host",
+            code="reserved-path",
+        )
+
+
+def _claim_mandatory(claims: Claims, facts: HostFacts) -> None:
+    """Our own state: whoever can write it decides what the next sandbox trusts."""
+    source = Source(layer=MANDATORY, where="agent-sandbox's own state")
+    claims.add(Entry(path=facts.state_dir, level=EXCLUDE, kind=DIR, exact=True, source=source))
+
+
+def _check_working_directory(claims: Claims, facts: HostFacts) -> None:
+    cwd = facts.cwd.real
+    for path in (cwd, *paths.parents(cwd)):
+        entry = claims.get(path)
+        if entry is not None and entry.level == EXCLUDE:
+            raise PolicyError(
+                f"cannot run in '{facts.cwd.path}': '{path}' is excluded by {entry.source}",
+                hint="run from another directory, or take the exclude out",
+                code="cwd-excluded",
+            )
+
+
+def _limits(policy: Policy) -> Limits:
+    def number(key: str) -> float | None:
+        value = policy.limits[f"limits.{key}"].value
+        return value if isinstance(value, (int, float)) else None
+
+    def whole(key: str) -> int | None:
+        value = number(key)
+        return None if value is None else int(value)
+
+    return Limits(
+        timeout=number("timeout"), memory=whole("memory"), pids=whole("pids"),
+        cpu_time=number("cpu-time"),
+    )  # fmt: skip
+
+
+def widened_paths(policy: Policy, facts: HostFacts, below: Plan) -> list[str]:
+    """Project path rules that reach beyond what the plan without them grants."""
+    from .explain import look_up
+    from .merge import is_project
+
+    found = []
+    for rule in policy.rules:
+        if not is_project(rule) or rule.level == EXCLUDE:
+            continue
+        for match in facts.matches.get(rule.pattern, ()):
+            granted = look_up(below, match.real).level
+            if granted != RW and not (granted == RO and rule.level == RO):
+                found.append(f"{rule.level} '{rule.written}'")
+                break
+    return found

@@ -1,0 +1,86 @@
+"""Record: a frozen, keyword-only, slotted value class that costs nothing at start-up.
+
+`dataclasses` imports `inspect` (about 25 ms) and every agent command would pay for it, so the
+launch path uses this base instead. Type checkers see frozen keyword-only
+dataclasses. Annotations are read as names only and never evaluated.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_: object) -> object:
+        """Do nothing: only type checkers look at it."""
+        return lambda cls: cls
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class RecordType(type):
+    """Turns annotations into slots and defaults."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> RecordType:
+        """Make the class."""
+        own = tuple(k for k in namespace.get("__annotations__", ()) if not k.startswith("__"))
+        defaults = {k: namespace.pop(k) for k in own if k in namespace}
+        inherited: tuple[str, ...] = ()
+        for base in bases:
+            inherited += getattr(base, "__fields__", ())
+            defaults = {**getattr(base, "__defaults__", {}), **defaults}
+        namespace["__slots__"] = own
+        namespace["__fields__"] = inherited + own
+        namespace["__defaults__"] = defaults
+        return super().__new__(mcls, name, bases, namespace)
+
+
+class Record(metaclass=RecordType):
+    """Base of every value that travels through the pipeline."""
+
+    if TYPE_CHECKING:
+        __fields__: ClassVar[tuple[str, ...]]
+        __defaults__: ClassVar[dict[str, Any]]
+    else:
+
+        def __init__(self, **values: object) -> None:
+            put = object.__setattr__
+            missing = len(self.__fields__) - len(values)
+            for field, value in values.items():
+                if field not in self.__fields__:
+                    raise TypeError(f"{type(self).__name__}: unknown field {field!r}")
+                put(self, field, value)
+            if missing:
+                for field, value in self.__defaults__.items():
+                    if field not in values:
+                        put(self, field, value)
+                        missing -= 1
+            if missing:
+                raise TypeError(f"{type(self).__name__}: missing a field of {self.__fields__}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, field) for field in self.__fields__)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, *self._values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{f}={getattr(self, f)!r}" for f in self.__fields__)
+        return f"{type(self).__name__}({shown})"
+
+    def replace(self, **changes: Any) -> Self:  # noqa: ANN401 - checked by __init__
+        """A copy with some fields changed."""
+        values: dict[str, Any] = {f: getattr(self, f) for f in self.__fields__}
+        values.update(changes)
+        return type(self)(**values)

@@ -1,0 +1,288 @@
+"""The steps that command line, library and service share: plan, check, build, preview.
+
+On the launch path of `agent-sandbox`, so anything heavy is imported where it is used. Nothing here
+prints or exits.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import (
+    EXIT_CANNOT_EXECUTE,
+    EXIT_NOT_FOUND,
+    CommandError,
+    HostError,
+    UsageError,
+)  # fmt: skip
+from ..host import command as host_command
+from ..host import facts as host_facts
+from ..host import files, tools
+from ..host.locate import Locator
+from ..launch import bwrap, seccomp, workspace
+from ..policy import decode, explain, merge, model, paths
+from ..policy.resolve import resolve, widened_paths
+from ..record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..launch.limits import Enforcer
+    from ..launch.workspace import Workspace
+
+
+class Request(Record):
+    """What a caller wants: settings of the outermost layer, a place and a command."""
+
+    argv: tuple[str, ...]
+    values: Mapping[str, model.Setting]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    config: str | None = None
+    # False: only the built-in layer and `values`, as the library does by default.
+    read_files: bool = True
+
+
+class Prepared(Record):
+    """A resolved request: everything that `--debug`, `why` and the strategy need."""
+
+    policy: model.Policy
+    facts: model.HostFacts
+    plan: model.Plan
+    layers: tuple[decode.Layer, ...]
+    trusted: bool = False
+
+
+def plan(request: Request) -> Prepared:
+    """Read the configuration and the machine, and decide. Changes nothing."""
+    locator = Locator()
+    env = dict(request.env)
+    place = host_facts.place(env, request.cwd, locator)
+    layers: list[decode.Layer] = []
+    if request.read_files:
+        config = _config_path(request.config, place.path)
+        layers = files.read_layers(env, place.home.real, place.real, config)
+    flags = decode.Layer(rank=model.FLAGS, values=request.values)
+    name = request.argv[0] if request.argv else ""
+
+    def decide(chosen: list[decode.Layer]) -> tuple[model.Policy, model.HostFacts, model.Plan]:
+        policy = merge.merge(
+            chosen, project=place.real, home=place.home.real, command=name, env=env
+        )
+        facts = host_facts.gather(policy, place, env, locator)
+        return policy, facts, resolve(policy, facts)
+
+    policy, facts, made = decide([*layers, flags])
+    trusted = False
+    project = next((layer for layer in layers if layer.rank == model.PROJECT), None)
+    if project is not None and request.config is None:
+        below = [layer for layer in layers if layer.rank < model.PROJECT]
+        asked = merge.widenings(project, below)
+        if any(merge.is_project(r) and r.level != model.EXCLUDE for r in policy.rules):
+            asked += widened_paths(policy, facts, decide(below)[2])
+        if asked:
+            _require_trust(project, place.state_dir, asked)
+            trusted = True
+    return Prepared(policy=policy, facts=facts, plan=made, layers=(*layers, flags), trusted=trusted)
+
+
+def _config_path(config: str | None, cwd: str) -> str | None:
+    if config is None or config.startswith("/"):
+        return config
+    return paths.normalise(f"{cwd}/{config}")
+
+
+def _require_trust(layer: decode.Layer, state_dir: str, asked: Sequence[str]) -> None:
+    # Only when the project's file asks for more than it may.
+    from ..host.trust import is_trusted
+
+    if not is_trusted(state_dir, layer.file, files.read_text(layer.file)):
+        raise merge.untrusted(layer.file, asked)
+
+
+def check_command(prepared: Prepared, argv: Sequence[str]) -> None:
+    """Fail before the start when the command, its links or its interpreter would not be visible."""
+    if not argv or not argv[0]:
+        raise UsageError("cannot run an empty command", code="no-command")
+    made = prepared.plan
+    path = made.env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    locator = Locator()
+    problem: CommandError | None = None
+    for found in host_command.candidates(argv[0], path, made.cwd, locator):
+        problem = _obstacle(made, argv[0], found, path, locator)
+        if problem is None:
+            return
+    if problem is None and not _may_be_private(made, argv[0], path):
+        raise CommandError(
+            f"cannot run '{argv[0]}': command not found",
+            hint="check the spelling and PATH",
+            code="command-not-found",
+            exit_code=EXIT_NOT_FOUND,
+        )
+    if problem is not None:
+        raise problem
+
+
+def _obstacle(
+    made: model.Plan, name: str, found: host_command.Candidate, path: str, locator: Locator
+) -> CommandError | None:
+    def refuse(why: str, hint: str = "") -> CommandError:
+        return CommandError(
+            f"cannot run '{name}': {why}",
+            hint=hint,
+            code="command-not-executable",
+            exit_code=EXIT_CANNOT_EXECUTE,
+        )
+
+    hidden = _hidden(made, found.match)
+    if hidden:
+        return refuse(
+            f"'{hidden}' is not visible in the sandbox", f"show it with --ro '{_to_show(hidden)}'"
+        )
+    if not found.executable:
+        why = "it is a directory" if found.match.kind == "dir" else "permission denied"
+        return refuse(why)
+    if found.interpreter:
+        match = locator.find(found.interpreter)
+        if match is None:
+            return refuse(f"its interpreter '{found.interpreter}' does not exist")
+        hidden = _hidden(made, match)
+        if hidden:
+            return refuse(
+                f"its interpreter '{hidden}' is not visible in the sandbox",
+                f"show it with --ro '{_to_show(hidden)}'",
+            )
+    if found.looked_up:
+        inner = [
+            _hidden(made, c.match)
+            for c in host_command.candidates(found.looked_up, path, made.cwd, locator)
+            if c.executable
+        ]
+        if inner and all(inner):
+            return refuse(
+                f"its interpreter '{inner[0]}' is not visible in the sandbox",
+                f"show it with --ro '{_to_show(inner[0])}'",
+            )
+    return None
+
+
+def _to_show(hidden: str) -> str:
+    """What to name in a hint: a program's directory usually holds what it needs."""
+    return hidden
+
+
+def _hidden(made: model.Plan, match: model.Match) -> str:
+    """The first path on the way to a file that the plan does not show, or nothing."""
+    placed = {m.dest for m in made.mounts if m.kind == "symlink"}
+    for link in match.links:
+        if link.at not in placed and explain.look_up(made, link.at).level not in ("ro", "rw"):
+            return link.at
+    if explain.look_up(made, match.real).level not in ("ro", "rw", "private"):
+        return match.real
+    if explain.look_up(made, match.real).level == "private":
+        # The host's file of that name is not what the sandbox sees there.
+        return match.real
+    return ""
+
+
+def _may_be_private(made: model.Plan, name: str, path: str) -> bool:
+    """Whether the command may exist only inside, in the private home or /tmp."""
+    wanted = [name] if name.startswith("/") else [f"{part}/{name}" for part in path.split(":")]
+    return any(
+        explain.look_up(made, paths.normalise(p)).level == "private"
+        for p in wanted
+        if p.startswith("/")
+    )
+
+
+class Built(Record):
+    """A sandbox that is ready to start: the command and the directories that go with it."""
+
+    command: bwrap.Command
+    space: Workspace
+    shield: bool
+
+
+def find_tools(prepared: Prepared) -> tools.Tools:
+    """The programs that a start needs, checked."""
+    program = tools.find_bwrap(prepared.facts.env, prepared.plan.project)
+    if program is None:
+        raise tools.missing_bwrap()
+    return tools.check(program, bwrap.REQUIRED_OPTIONS, prepared.facts.state_dir)
+
+
+def build(prepared: Prepared, argv: Sequence[str], *, shield: bool) -> Built:
+    """Make the directories of a run and the command that uses them."""
+    facts, made = prepared.facts, prepared.plan
+    workspace.open_state(facts.state_dir, facts.uid)
+    workspace.sweep(facts.state_dir)
+    found = find_tools(prepared)
+    reset = found.env if shield and _sees(made, found.env) else ""
+    space = workspace.create(facts.state_dir)
+    try:
+        home = workspace.private_home(facts.state_dir, made.home_key)
+        space = workspace.prepare(made, space, home, _git_texts(facts))
+        command = bwrap.command(
+            made,
+            bwrap.Places(work=space.path, home=home, masks=f"{facts.state_dir}/mask"),
+            argv,
+            program=found.bwrap,
+            filter_bytes=seccomp.build(os.uname().machine),
+            reset_signals=reset,
+        )
+    except BaseException:
+        workspace.remove(space, keep=False)
+        raise
+    return Built(command=command, space=space, shield=bool(reset) and "=" not in argv[0])
+
+
+def _sees(made: model.Plan, path: str) -> bool:
+    return bool(path) and explain.look_up(made, os.path.realpath(path)).level in ("ro", "rw")
+
+
+def _git_texts(facts: model.HostFacts) -> dict[str, str]:
+    return {
+        f"git/{index}": config.cleaned
+        for index, config in enumerate(facts.git_config)
+        if config.cleaned is not None
+    }
+
+
+def preview(prepared: Prepared, argv: Sequence[str]) -> bwrap.Command:
+    """The command as it would be, with nothing made on disk."""
+    facts = prepared.facts
+    program = tools.find_bwrap(facts.env, prepared.plan.project) or "bwrap"
+    work = f"{facts.state_dir}/run/dry-run"
+    home = workspace.private_home(facts.state_dir, prepared.plan.home_key)
+    return bwrap.command(
+        prepared.plan,
+        bwrap.Places(work=work, home=home, masks=f"{facts.state_dir}/mask"),
+        argv,
+        program=program,
+        filter_bytes=b"",
+    )
+
+
+def has_limits(made: model.Plan) -> bool:
+    """Whether the plan limits more than time."""
+    limits = made.limits
+    return not (limits.memory is None and limits.pids is None and limits.cpu_time is None)
+
+
+def make_enforcer(made: model.Plan, uid: int, name: str) -> Enforcer | None:
+    """The limits of a plan, or None. The module is loaded only when there is one."""
+    if not has_limits(made):
+        return None
+    from ..launch.limits import enforcer
+
+    return enforcer(made.limits, uid=uid, name=name)
+
+
+def start_failed(code: int) -> HostError:
+    """The error for a sandbox that bwrap could not build."""
+    return HostError(
+        f"cannot build the sandbox: bwrap ended with {code} before the command started",
+        hint="its own message is above; 'sandboxctl doctor' finds the cause on this machine",
+        code="bwrap-failed",
+    )
