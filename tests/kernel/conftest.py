@@ -157,16 +157,17 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
     return True
 
 
-def running(mark: str) -> list[int]:
-    """Every live process whose command line holds a text."""
+def running(*argv: str) -> list[int]:
+    """Every live process with exactly this command line."""
     found = []
+    wanted = b"".join(os.fsencode(word) + b"\0" for word in argv)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             line = (entry / "cmdline").read_bytes()
             zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if mark.encode() in line and not zombie and int(entry.name) != os.getpid():
+        if line == wanted and not zombie:
             found.append(int(entry.name))
     return found
 

@@ -51,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"unknown verb: {words[0]}", hint="see 'sandboxctl --help'", code="usage"
             )
+        if words[1:] and words[1] in ("-h", "--help") and words[0] != "doctor":
+            sys.stdout.write(verb_help(words[0]))
+            return 0
         # One module per verb, so that `why` does not pay for `serve`.
         import importlib
 
@@ -64,6 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return code
+
+
+def verb_help(name: str) -> str:
+    """Usage of one verb."""
+    verb = next(verb for verb in VERBS if verb.name == name)
+    return f"Usage: sandboxctl {verb.name} {verb.usage}\n\n{verb.help}\n"
 
 
 def help_text() -> str:

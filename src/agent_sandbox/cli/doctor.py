@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 
-from ..errors import UsageError
-from ..host import kernel
+from ..errors import HostError, UsageError
+from ..host import kernel, tools
 from ..launch import bwrap as strategy
-from ..launch import landlock, seccomp
+from ..launch import landlock, limits, seccomp
+from ..policy import paths
 from ..policy.diagnosis import FAIL, OK, START, WARN, Attempt, Finding, Probes, diagnose
+from ..policy.model import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ RESET = "\x1b[0m"
 def main(argv: list[str]) -> int:
     """Run the verb; `argv` is what follows it."""
     as_json = False
-    program = shutil.which("bwrap")
+    program = _find_bwrap()
     rest = list(argv)
     while rest:
         flag = rest.pop(0)
         if flag in ("-h", "--help"):
-            print(USAGE, end="")
+            sys.stdout.write(USAGE)
             return 0
         if flag == "--json":
             as_json = True
@@ -54,11 +55,23 @@ def main(argv: list[str]) -> int:
             program = flag[len("--bwrap=") :]
         else:
             raise UsageError(
-                f"cannot use '{flag}' with doctor", hint="sandboxctl doctor --help", code="bad-flag"
+                f"unknown flag: {flag}", hint="see 'sandboxctl doctor --help'", code="usage"
             )
-    findings = diagnose(examine(program))
-    print(render_json(findings) if as_json else render(findings, colour=_wants_colour()))
+    findings = diagnose(_try_limits(examine(program)))
+    report = render_json(findings) if as_json else render(findings, colour=_wants_colour())
+    sys.stdout.write(report + "\n")
     return 0 if works(findings) else 1
+
+
+def _find_bwrap() -> str | None:
+    """The one that agent-sandbox would take here."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "/"
+    # Above the system's programs nothing is a project, which could bring a bwrap of its own.
+    above = any(paths.within(directory, here) for directory in tools.STANDARD_DIRS)
+    return tools.find_bwrap(os.environ, "/nonexistent" if above else here)
 
 
 def examine(program: str | None) -> Probes:
@@ -78,6 +91,19 @@ def examine(program: str | None) -> Probes:
     return probes.replace(attempts=attempts)
 
 
+def _try_limits(probes: Probes) -> Probes:
+    """Make the cgroups of a run, and remove them."""
+    wanted = Limits(memory=1 << 26, pids=64)
+    try:
+        name = f"doctor-{os.urandom(4).hex()}"
+        enforcer = limits.enforcer(wanted, uid=os.getuid(), name=name)
+    except HostError as error:
+        return probes.replace(limits_error=error.message, limits_hint=error.hint)
+    if enforcer is not None:
+        enforcer.close()
+    return probes.replace(limits="--memory and --pids tried, hold")
+
+
 def works(findings: Sequence[Finding]) -> bool:
     """Whether nothing fails."""
     return all(finding.status != FAIL for finding in findings)
@@ -86,14 +112,16 @@ def works(findings: Sequence[Finding]) -> bool:
 def explain_failure(bwrap: str | None, stderr: str = "") -> str:
     """Why a sandbox could not be started here: the failing findings, for agent-sandbox to print.
 
-    When every layer works, what bwrap said is explained as a fault of that one sandbox.
+    When every layer works, it is the fault of that one sandbox, and `stderr` says which.
     """
     probes = examine(bwrap)
     findings = diagnose(probes)
-    if works(findings) and stderr:
-        failed = Attempt(layer=START, ok=False, error=kernel.printable(stderr.encode()))
+    if works(findings):
+        said = kernel.printable(stderr.encode()) or "bwrap ended before the command started"
+        failed = Attempt(layer=START, ok=False, error=said)
         findings = diagnose(probes.replace(attempts=(*probes.attempts, failed)))
-    return "\n".join(_lines([f for f in findings if f.status == FAIL], colour=False))
+    failing = [finding for finding in findings if finding.status == FAIL]
+    return "".join(f"{line}\n" for line in _lines(failing, colour=False))
 
 
 def render(findings: Sequence[Finding], *, colour: bool) -> str:

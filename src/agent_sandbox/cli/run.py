@@ -66,8 +66,13 @@ def script() -> None:
 
     gc.disable()
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            # The caller may have closed it, or may not be listening any more.
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            code = code or 1
     os._exit(code)
 
 

@@ -69,7 +69,10 @@ def answer_for(prepared: Prepared, target: str) -> Answer:
 
 def _path(prepared: Prepared, target: str) -> Answer:
     facts, made = prepared.facts, prepared.plan
-    full = paths.expand(target, base=facts.cwd.real, home=facts.home.real, where="why")
+    home = target == "~" or target.startswith("~/")
+    full = paths.normalise(
+        facts.home.real + target[1:] if home else os.path.join(facts.cwd.real, target)
+    )
     real = os.path.realpath(full)
     view = explain.look_up(made, real)
     link = explain.link_target(made, full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from ..errors import HostError, UsageError, reason
 from ..policy import engines, paths, secrets
@@ -148,11 +149,12 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
         system=_found(SYSTEM_TREES, locator),
         path_dirs=_path_dirs(env, locator),
         matches=_matches(policy.rules, locator),
-        resolver=_resolver(),
+        resolver=_resolver(locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
         git=git.layout(at, strict="@git-strict" in active) if "@git" in active else None,
-        git_config=git.user_config(at.home, env),
+        git_config=git.user_config(at.home, env, locator),
         root_secrets=_root_secrets(at.uid, locator),
+        own_code=_own_code(at.real, locator),
     )  # fmt: skip
 
 
@@ -184,17 +186,10 @@ def _matches(rules: Iterable[Rule], locator: Locator) -> dict[str, tuple[Match, 
     return found
 
 
-def _resolver() -> Match | None:
-    """The file behind /etc/resolv.conf when that is a link, under the name the link gives it."""
-    try:
-        text = os.readlink(RESOLV_CONF)
-        real = os.path.realpath(RESOLV_CONF, strict=True)
-    except OSError:
-        return None
-    named = paths.normalise(text if text.startswith("/") else f"/etc/{text}")
-    if named.startswith("/var/run/"):
-        named = named[len("/var") :]
-    return Match(path=named, real=real, kind="file")
+def _resolver(locator: Locator) -> Match | None:
+    """What /etc/resolv.conf leads to, when it is a link: often into /run, which is not shown."""
+    found = locator.find(RESOLV_CONF)
+    return found if found is not None and found.links else None
 
 
 def _runtime_dirs(at: Place, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -268,6 +263,22 @@ def _current_context(home: str, env: Mapping[str, str]) -> str | None:
     return engines.unix_path(str(address))
 
 
+def _own_code(project: str, locator: Locator) -> tuple[Match, ...]:
+    """Our package, its environment and the checkout's launchers, as far as the project has them.
+
+    The host runs them at the next start: a sandbox that could change them would be out.
+    """
+    package = paths.parent(paths.parent(os.path.realpath(__file__)))
+    wanted = [package]
+    if sys.prefix != sys.base_prefix:
+        wanted.append(sys.prefix)
+    checkout = paths.parent(paths.parent(package))
+    if os.path.isfile(f"{checkout}/agent-sandbox"):
+        names = ("agent-sandbox", "sandboxctl", ".venv", "src", "pyproject.toml")
+        wanted += [f"{checkout}/{name}" for name in names]
+    return tuple(m for m in _found(wanted, locator) if paths.below(m.real, project))
+
+
 def _root_secrets(uid: int, locator: Locator) -> tuple[Match, ...]:
     wanted = list(secrets.SYSTEM)
     for directory, head, tail in secrets.SYSTEM_PATTERNS:
@@ -294,9 +305,8 @@ def _closed_entries(directory: str) -> list[str]:
         for item in scanned:
             # Locks and half-written copies of the user database come and go; a mask on one that
             # has gone would stop the start.
-            if item.is_symlink() or item.name.rpartition(".")[2] == "lock":
-                continue
-            if item.name.rpartition(".")[2].isdigit():
+            ending = item.name.rpartition(".")[2]
+            if item.is_symlink() or ending == "lock" or ending.endswith("+") or ending.isdigit():
                 continue
             try:
                 info = item.stat(follow_symlinks=False)

@@ -10,7 +10,7 @@ import os
 
 from ..errors import PolicyError
 from ..policy import gitconfig, paths
-from ..policy.model import ConfigFile, GitLayout
+from ..policy.model import FILE, ConfigFile, GitLayout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..policy.model import Match
     from .facts import Place
+    from .locate import Locator
 
 # Files and directories in a git directory that make git execute something or look elsewhere.
 CONTROL_FILES = ("config", "config.worktree", "commondir", "gitdir", "info/attributes")
@@ -128,33 +129,51 @@ def _directory(named: str, base: str) -> str | None:
 
 
 def _control(git_dir: str, common: str, dot: str, top: str) -> tuple[list[str], list[str]]:
-    """Existing control files (directories end in '/'), and control directories that are missing."""
+    """Existing control files (directories end in '/'), and control directories that are missing.
+
+    Everything listed is real: a bind would follow a planted link to somewhere else.
+    """
     worktrees = [f"{common}/worktrees/{name}" for name in _names(f"{common}/worktrees")]
+    modules = _modules(common)
     found: list[str] = []
-    for home in dict.fromkeys((common, git_dir, *worktrees, *_modules(common))):
+    for home in dict.fromkeys((common, git_dir, *worktrees, *modules)):
         files = [f"{home}/{name}" for name in CONTROL_FILES]
-        found += [path for path in files if os.path.isfile(path) and not os.path.islink(path)]
+        found += [path for path in files if os.path.isfile(path) and _is_real(path)]
         directories = [f"{home}/{name}" for name in CONTROL_DIRS]
-        found += [
-            path + "/" for path in directories if os.path.isdir(path) and not os.path.islink(path)
-        ]
+        found += [path + "/" for path in directories if os.path.isdir(path) and _is_real(path)]
+    for path in (f"{home}/{name}" for home in (common, *modules) for name in ("config", "hooks")):
+        if os.path.islink(path):
+            raise PolicyError(
+                f"cannot protect '{path}': it is a link, and links can be replaced from inside",
+                hint="put the file itself there, or leave git out with the preset !@git",
+                code="git-link",
+            )
     if git_dir != dot:
         found.append(dot)
-    hooks = _hooks_path(common, top)
-    if hooks:
-        found.append(hooks + "/")
-    wanted = [f"{common}/{name}" for name in CONTROL_DIRS]
-    return found, [path for path in wanted if not os.path.lexists(path)]
+    hooks, absent = _hooks_path(common, top)
+    wanted = [f"{home}/{name}" for home in (common, *modules) for name in CONTROL_DIRS]
+    absent += [path for path in wanted if not os.path.lexists(path)]
+    return [*found, *hooks], absent
 
 
-def _hooks_path(common: str, top: str) -> str | None:
-    """The directory of core.hooksPath when it lies in the repository (husky and the like)."""
+def _is_real(path: str) -> bool:
+    """Whether no component of a path is a link."""
+    return os.path.realpath(path) == path
+
+
+def _hooks_path(common: str, top: str) -> tuple[list[str], list[str]]:
+    """The directory of core.hooksPath in the repository (husky and the like), or what misses."""
     parsed = gitconfig.entries(_read(f"{common}/config") or "")
     named = gitconfig.value_of(parsed, "core", "hookspath")
     if not named or named.startswith("~"):
-        return None
+        return [], []
     path = os.path.realpath(named if named.startswith("/") else f"{top}/{named}")
-    return path if os.path.isdir(path) and paths.below(path, top) else None
+    if not paths.below(path, top) or paths.within(path, common):
+        return [], []
+    if os.path.isdir(path):
+        return [path + "/"], []
+    missing = [p for p in (path, *paths.parents(path)) if not os.path.lexists(p)]
+    return [], sorted(missing)
 
 
 def _names(directory: str) -> list[str]:
@@ -172,7 +191,7 @@ def _modules(common: str) -> list[str]:
         directory = todo.pop()
         for name in _names(directory):
             path = f"{directory}/{name}"
-            if os.path.islink(path) or not os.path.isdir(path):
+            if not os.path.isdir(path) or not _is_real(path):
                 continue
             if os.path.isfile(f"{path}/HEAD"):
                 found.append(path)
@@ -194,6 +213,8 @@ def _strict(git_dir: str, common: str) -> list[str]:
         directory = todo.pop()
         for name in _names(directory):
             path = f"{directory}/{name}"
+            if os.path.islink(path):
+                continue
             if os.path.isdir(path):
                 todo.append(path)
             elif path != f"{common}/{current}" and not name.endswith(".lock"):
@@ -201,7 +222,7 @@ def _strict(git_dir: str, common: str) -> list[str]:
     return found
 
 
-def user_config(home: Match, env: Mapping[str, str]) -> tuple[ConfigFile, ...]:
+def user_config(home: Match, env: Mapping[str, str], locator: Locator) -> tuple[ConfigFile, ...]:
     """The user's git configuration with everything that it includes, credentials taken out.
 
     Paths are where git will look inside: XDG_CONFIG_HOME and GIT_CONFIG_GLOBAL are not passed, so
@@ -211,25 +232,28 @@ def user_config(home: Match, env: Mapping[str, str]) -> tuple[ConfigFile, ...]:
     xdg = env.get("XDG_CONFIG_HOME", "") or f"{inside}/.config"
     main = env.get("GIT_CONFIG_GLOBAL", "") or f"{inside}/.gitconfig"
     todo = [(f"{inside}/.gitconfig", main), (f"{inside}/.config/git/config", f"{xdg}/git/config")]
+    patterns = [(f"{inside}/.config/git/{n}", f"{xdg}/git/{n}") for n in ("ignore", "attributes")]
     found: dict[str, ConfigFile] = {}
     while todo and len(found) < MAX_MODULES:
         path, source = todo.pop(0)
-        if path in found or "\n" in path:
+        match = locator.find(source)
+        if path in found or match is None or match.kind != FILE:
             continue
-        read = _read_config(source)
-        if read is None:
-            continue
-        real, text = read
+        text = _read_config(match.real)
         parsed = gitconfig.entries(text)
-        found[path] = ConfigFile(path=path, real=real, cleaned=gitconfig.cleaned(text))
-        for named in gitconfig.includes(parsed):
-            included = _config_path(named, paths.parent(path), home)
-            todo.append((included, included))
+        found[path] = ConfigFile(
+            path=path, real=match.real, cleaned=gitconfig.cleaned(text), links=match.links
+        )
+        included = [_config_path(n, paths.parent(path), home) for n in gitconfig.includes(parsed)]
+        todo += [(name, name) for name in included]
         for key in ("excludesfile", "attributesfile"):
-            named = gitconfig.value_of(parsed, "core", key) or ""
-            _add_plain(found, _config_path(named, inside, home) if named else "")
-    for name in ("ignore", "attributes"):
-        _add_plain(found, f"{inside}/.config/git/{name}", f"{xdg}/git/{name}")
+            named = gitconfig.value_of(parsed, "core", key)
+            if named:
+                patterns.append((_config_path(named, inside, home),) * 2)
+    for path, source in patterns:
+        match = locator.find(source)
+        if path not in found and match is not None and match.kind == FILE:
+            found[path] = ConfigFile(path=path, real=match.real, links=match.links)
     return tuple(found.values())
 
 
@@ -242,24 +266,9 @@ def _config_path(named: str, base: str, home: Match) -> str:
     return paths.normalise(joined)
 
 
-def _read_config(source: str) -> tuple[str, str] | None:
+def _read_config(path: str) -> str:
     try:
-        real = os.path.realpath(source, strict=True)
-        if not os.path.isfile(real):
-            return None
-        with open(real, "rb") as file:
-            return real, file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
-        return None
-
-
-def _add_plain(found: dict[str, ConfigFile], path: str, source: str = "") -> None:
-    """A file that git reads but that is no configuration: patterns only."""
-    if not path or path in found:
-        return
-    try:
-        real = os.path.realpath(source or path, strict=True)
-    except OSError:
-        return
-    if os.path.isfile(real):
-        found[path] = ConfigFile(path=path, real=real)
+        return ""

@@ -10,15 +10,25 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
+import subprocess  # noqa: TID253 - tries things, so it is never part of a launch
 import sys
 import tempfile
 
 from ..errors import SandboxError, reason
 from ..policy import paths
 from ..policy.diagnosis import (
-    CAPABILITIES, LANDLOCK, MOUNT, NETWORK, NO_USERNS, SECCOMP, USER, WHOLE, Attempt, Probes,
-)  # fmt: skip
+    CAPABILITIES,
+    FLATPAK,
+    LANDLOCK,
+    MOUNT,
+    NETWORK,
+    NO_USERNS,
+    SECCOMP,
+    USER,
+    WHOLE,
+    Attempt,
+    Probes,
+)
 from ..policy.model import MARKER
 from . import facts
 from .locate import Locator
@@ -69,7 +79,7 @@ def probe(
     real = os.path.realpath(path) if path else ""
     usable = bool(path) and not error
     apparmor = text_of("/sys/module/apparmor/parameters/enabled") == "Y"
-    kind, controllers, writable = _cgroup()
+    cgroup, writable = _cgroup()
     state_dir, state_error = _state(env)
     mountinfo = text_of("/proc/self/mountinfo")
     return Probes(
@@ -84,8 +94,7 @@ def probe(
         userns_supported=os.path.exists("/proc/self/ns/user"),
         userns_clone=number_of(SYSCTL + "kernel/unprivileged_userns_clone"),
         max_user_namespaces=number_of(SYSCTL + "user/max_user_namespaces"),
-        zero_limits=_zero_limits(),
-        apparmor=apparmor,
+        zero_limits=_zero_limits(), apparmor=apparmor,
         apparmor_restricts=number_of(SYSCTL + "kernel/apparmor_restrict_unprivileged_userns"),
         apparmor_label=_label(path) if apparmor and usable else "",
         apparmor_files=_profile_files(APPARMOR_DIR) if apparmor else (),
@@ -93,8 +102,7 @@ def probe(
         chroot=is_chroot(mountinfo),
         seccomp_actions=tuple(text_of(SYSCTL + "kernel/seccomp/actions_avail").split()),
         seccomp_mode=int(_status("Seccomp")),
-        landlock_abi=landlock_abi,
-        cgroup=kind, cgroup_controllers=controllers, cgroup_writable=writable,
+        landlock_abi=landlock_abi, cgroup=cgroup, cgroup_writable=writable,
         container=_container(env, mountinfo), proc_masks=proc_masks(mountinfo),
         wsl=_wsl(text_of(SYSCTL + "kernel/osrelease")), nested=os.path.lexists(MARKER),
         state_dir=state_dir, state_error=state_error,
@@ -118,7 +126,7 @@ def _ask(bwrap: str) -> tuple[tuple[int, ...], set[str], str]:
 
 
 def _version(shown: str) -> tuple[int, ...]:
-    numbers = shown.split()[-1].split(".") if shown.split() else []
+    numbers = shown.strip().rpartition(" ")[2].split(".")
     return tuple(int(n) for n in numbers) if all(n.isdigit() for n in numbers) else ()
 
 
@@ -140,7 +148,10 @@ def _privileges(real: str) -> str:
 
 def _oldroot_hole(bwrap: str) -> bool | None:
     """Whether bwrap makes a mount point behind a link that a sandbox could have planted."""
-    top = tempfile.mkdtemp(prefix="agent-sandbox-doctor-")
+    try:
+        top = tempfile.mkdtemp(prefix="agent-sandbox-doctor-")
+    except OSError:
+        return None
     try:
         os.mkdir(f"{top}/inside")
         os.mkdir(f"{top}/outside")
@@ -170,7 +181,7 @@ def _label(bwrap: str) -> str:
     """
     reading, writing = os.pipe()
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - the bwrap that is asked about
             [bwrap, "--args", str(reading)], pass_fds=(reading,), stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -195,9 +206,8 @@ def _profile_files(directory: str) -> tuple[str, ...]:
         return ()
     found = []
     for name in names:
-        lines = text_of(f"{directory}/{name}").splitlines() if name[0] != "." else []
-        heads = (line.split("{")[0] for line in lines if line.startswith(("profile ", "/")))
-        if any("/bwrap" in head for head in heads):
+        lines = map(str.strip, text_of(f"{directory}/{name}").splitlines())
+        if any("/bwrap" in line for line in lines if line[-1:] == "{" and line[0] != "#"):
             found.append(f"{directory}/{name}")
     return tuple(found)
 
@@ -242,6 +252,8 @@ def _wsl(release: str) -> int:
 
 def _container(env: Mapping[str, str], mountinfo: str) -> str:
     """The engine whose container this is, or what its configuration calls it."""
+    if os.path.exists("/.flatpak-info"):
+        return FLATPAK
     cgroup = text_of("/proc/1/cgroup")
     if env.get("KUBERNETES_SERVICE_HOST") or "kubepods" in cgroup:
         return "kubernetes"
@@ -260,24 +272,18 @@ def _container(env: Mapping[str, str], mountinfo: str) -> str:
 # --- cgroups and state ---------------------------------------------------------------------------
 
 
-def _cgroup() -> tuple[str, tuple[str, ...], bool]:
-    """The version, the controllers of our own group, and whether we may divide it further."""
+def _cgroup() -> tuple[str, bool]:
+    """The version that has the controllers, and whether we may write our own group."""
     own: dict[str, str] = {}
     for line in text_of("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         own.update(dict.fromkeys(names.split(","), path))
     if "memory" in own:
-        places = [f"/sys/fs/cgroup/{c}{own[c]}" for c in ("memory", "pids") if c in own]
-        return "v1", tuple(c for c in own if c), all(os.access(p, os.W_OK) for p in places)
+        return "v1", os.access(f"/sys/fs/cgroup/memory{own['memory']}", os.W_OK)
     place = "/sys/fs/cgroup" + own.get("", "/")
-    controllers = text_of(f"{place}/cgroup.controllers").split()
     if not os.path.exists(f"{place}/cgroup.procs"):
-        return "", (), False
-    return (
-        "v2",
-        tuple(controllers),
-        os.access(place, os.W_OK) and os.access(f"{place}/cgroup.procs", os.W_OK),
-    )
+        return "", False
+    return "v2", os.access(place, os.W_OK) and os.access(f"{place}/cgroup.procs", os.W_OK)
 
 
 def _state(env: Mapping[str, str]) -> tuple[str, str]:
@@ -401,7 +407,7 @@ def run(
 ) -> tuple[int, str, str]:
     """Run a short command: its exit code, its output, and its complaint on one printable line."""
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - bwrap or this interpreter
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
             pass_fds=keep, cwd="/", env={"PATH": os.defpath, "LC_ALL": "C"},
             preexec_fn=None if restrict is None else lambda: _give_up(restrict),

@@ -83,14 +83,14 @@ class Locator:
 class Position(Record):
     """How far a pattern has matched: where its hits go, its components, the next one to match."""
 
-    hits: list[str]
+    hits: dict[str, None]
     parts: tuple[Callable[[str], bool] | None, ...]
     at: int = 0
 
 
 def expand_globs(patterns: Iterable[str]) -> dict[str, list[str]]:
     """Every path that each glob matches, sorted. Each directory is read once for all patterns."""
-    hits: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    hits: dict[str, dict[str, None]] = {pattern: {} for pattern in patterns}
     by_base: dict[str, list[Position]] = {}
     for pattern, found in hits.items():
         base, parts = paths.split_glob(pattern)
@@ -104,9 +104,7 @@ def expand_globs(patterns: Iterable[str]) -> dict[str, list[str]]:
         todo = [(base, positions)]
         while todo:
             todo += _scan(*todo.pop())
-    for found in hits.values():
-        found.sort()
-    return hits
+    return {pattern: sorted(found) for pattern, found in hits.items()}
 
 
 def _scan(directory: str, positions: list[Position]) -> list[tuple[str, list[Position]]]:
@@ -115,7 +113,7 @@ def _scan(directory: str, positions: list[Position]) -> list[tuple[str, list[Pos
         scanned = os.scandir(directory)
     except OSError:
         return []
-    deeper, tries = _alternatives(positions)
+    anywhere, tries = _alternatives(positions)
     prefix = directory if directory == "/" else directory + "/"
     # Git's objects are many, and their names are hashes of content that is compressed anyway.
     skipped = "objects" if directory.endswith("/.git") else None
@@ -123,32 +121,39 @@ def _scan(directory: str, positions: list[Position]) -> list[tuple[str, list[Pos
     with scanned:
         for item in scanned:
             name = item.name
-            below = deeper
+            further = []
             for matches, last, position in tries:
                 if matches is not None and not matches(name):
                     continue
                 if last:
-                    position.hits.append(prefix + name)
+                    position.hits[prefix + name] = None
                 else:
-                    below = [*below, position.replace(at=position.at + 1)]
-            if below and name != skipped and item.is_dir(follow_symlinks=False):
-                todo.append((prefix + name, below))
+                    further.append(position.replace(at=position.at + 1))
+            # A component that was named follows a link, as a shell does; `**` does not.
+            if further and item.is_dir():
+                plain = anywhere if item.is_dir(follow_symlinks=False) else []
+                todo.append((prefix + name, [*plain, *further]))
+            elif anywhere and name != skipped and item.is_dir(follow_symlinks=False):
+                todo.append((prefix + name, anywhere))
     return todo
 
 
 def _alternatives(
     positions: list[Position],
 ) -> tuple[list[Position], list[tuple[Callable[[str], bool] | None, bool, Position]]]:
-    """Split positions: those that any directory continues (`**`), and those to try by name."""
-    deeper = []
-    tries = []
+    """Split positions: those that any directory continues (`**`), and those to try by name.
+
+    Equal positions are kept once: with several `**` there are many ways to the same one.
+    """
+    anywhere: dict[tuple[int, int], Position] = {}
+    tries: dict[tuple[int, int], Position] = {}
     for start in positions:
         position = start
         while position.parts[position.at] is None:
-            deeper.append(position)
+            anywhere[id(position.parts), position.at] = position
             if position.at + 1 == len(position.parts):
                 break
             position = position.replace(at=position.at + 1)
-        last = position.at + 1 == len(position.parts)
-        tries.append((position.parts[position.at], last, position))
-    return deeper, tries
+        tries[id(position.parts), position.at] = position
+    named = [(p.parts[p.at], p.at + 1 == len(p.parts), p) for p in tries.values()]
+    return list(anywhere.values()), named

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import HostError
 from ..policy import paths
+from ..policy.assemble import IN_HOME
 from ..policy.model import (
     MASK_DIR,
     MASK_FILE,
@@ -124,6 +125,11 @@ def _trampoline(argv: Sequence[str], reset_signals: str) -> tuple[str, ...]:
     return (reset_signals, "--default-signal=" + ",".join(SHIELDED), "--")
 
 
+def descriptor_token(index: int) -> str:
+    """What stands in the options for the descriptor of a text. No real argument holds a NUL."""
+    return f"\0{index}"
+
+
 def source_path(token: str, places: Places) -> str:
     """The host path behind a token of the plan."""
     if not token.startswith("@"):
@@ -157,11 +163,11 @@ def _arguments(
         mode = "0700" if dest.startswith("/run/user/") else "0755"
         return ("--perms", mode, "--tmpfs", dest)
     if kind == "symlink":
-        return () if mount.rule == "in the private home" else ("--symlink", mount.source, dest)
+        return () if mount.rule == IN_HOME else ("--symlink", mount.source, dest)
     if kind == "text":
         texts.append(("--file", dest, mount.source.encode() + b"\n"))
         # Its place in the order matters: a descriptor option is written where the mount stands.
-        return ("--perms", "0444", "--file", f"@{len(texts) - 1}", dest)
+        return ("--perms", "0444", "--file", descriptor_token(len(texts) - 1), dest)
     return (SIMPLE[kind], dest)
 
 
@@ -178,7 +184,7 @@ def printable(built: Command) -> list[str]:
 
     Mounts that are made in bulk afterwards are shown as bwrap options too: they mean the same.
     """
-    numbers = {f"@{index}": str(10 + index) for index in range(len(built.texts))}
+    numbers = {descriptor_token(index): str(10 + index) for index in range(len(built.texts))}
     shown = [numbers.get(option, option) for option in built.options]
     for index, (option, dest, _) in enumerate(built.texts):
         if not dest:

@@ -12,7 +12,7 @@ import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, reason
 from ..record import Record
-from .bwrap import SHIELDED
+from .bwrap import SHIELDED, descriptor_token
 from .spawner import spawner
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ def open_descriptors(command: Command, *, hold: bool, report: bool = True) -> De
     for index, (option, dest, content) in enumerate(command.texts):
         fd = _memory_file(content)
         inherited.append(fd)
-        numbers[f"@{index}"] = str(fd)
+        numbers[descriptor_token(index)] = str(fd)
         if not dest:
             tail += [option, str(fd)]
     status = release = -1

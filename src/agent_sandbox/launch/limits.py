@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..policy.model import Limits
 
 MEMORY, PIDS, CPU_TIME = "memory", "pids", "cpu-time"
-# cpu.stat counts in every v2 group, so CPU time needs no controller there.
-CONTROLLERS_V2 = {MEMORY: "memory", PIDS: "pids"}
 CONTROLLERS_V1 = {MEMORY: "memory", PIDS: "pids", CPU_TIME: "cpuacct"}
 PREFIX = "agent-sandbox-"
 # Where we put ourselves when our own group must be empty of processes.
@@ -213,6 +211,11 @@ def _below(path: str, root: str) -> str | None:
     return path[len(root) :] if path == root or path.startswith(root + "/") else None
 
 
+def controllers_v2(limits: Limits) -> list[str]:
+    """What must be enabled: cpu.stat counts in every v2 group, so CPU time needs nothing."""
+    return [name for name in wanted_limits(limits) if name != CPU_TIME]
+
+
 def settings_v2(limits: Limits) -> tuple[Setting, ...]:
     """The files of a v2 group."""
     found = []
@@ -341,7 +344,7 @@ def _unified(
     tree = next((t for t in trees if not t.controllers), None)
     if tree is None:
         return "cgroup v2: not mounted"
-    needed = [CONTROLLERS_V2[name] for name in wanted_limits(limits) if name in CONTROLLERS_V2]
+    needed = controllers_v2(limits)
     position = _position(tree, machine)
     base, refusal = choose_base(position, controllers=bool(needed))
     if refusal:
@@ -351,7 +354,7 @@ def _unified(
         return f"cgroup v2: '{base}' is not writable"
     missing = set(needed) - set(_read(f"{base}/cgroup.controllers").split())
     if missing:
-        return f"cgroup v2: no {' and '.join(sorted(missing))} controller in '{base}'"
+        return f"cgroup v2: no {', '.join(sorted(missing))} controller in '{base}'"
     try:
         if set(needed) - set(_read(f"{base}/cgroup.subtree_control").split()):
             if base == position.own and not position.is_root:
@@ -396,7 +399,13 @@ def _booted(machine: Machine) -> bool:
 
 
 def _alone(group: str, machine: Machine) -> bool:
-    return all(_is_ours(int(pid), machine) for pid in _read(f"{group}/cgroup.procs").split())
+    # Twice: a process that ended meanwhile looks like a stranger once.
+    return not (_strangers(group, machine) & _strangers(group, machine))
+
+
+def _strangers(group: str, machine: Machine) -> set[str]:
+    pids = _read(f"{group}/cgroup.procs").split()
+    return {pid for pid in pids if not _is_ours(int(pid), machine)}
 
 
 def _is_ours(pid: int, machine: Machine) -> bool:
@@ -533,25 +542,26 @@ class Scope(Enforcer):
             self._keeper = _start_keeper()
             pids = [pid, self._keeper[1]]
             refusal = _run(start_transient(self._call, self._unit, pids))
-            base = self._wait_for(pids)
+            # A complaint is not yet a failure; the kernel's word counts, but soon.
+            base = self._wait_for(pids, SCOPE_SECONDS / 10 if refusal else SCOPE_SECONDS)
             if base is None:
                 raise _failed(self._limits, f"systemd made no scope ({refusal or 'no answer'})")
-            needed = {CONTROLLERS_V2[n] for n in wanted_limits(self._limits) if n != CPU_TIME}
-            missing = needed - set(_read(f"{base}/cgroup.controllers").split())
+            needed = controllers_v2(self._limits)
+            missing = set(needed) - set(_read(f"{base}/cgroup.controllers").split())
             if missing:
-                raise _failed(self._limits, f"systemd delegates no {' and '.join(missing)}")
+                raise _failed(self._limits, f"systemd delegates no {', '.join(missing)}")
             _vacate(base)
             if needed:
-                _enable(base, sorted(needed))
+                _enable(base, needed)
             group = Group(path=f"{base}/{PREFIX}limits", settings=settings_v2(self._limits))
             self._groups = Groups(self._limits, [group], version=2)
         except OSError as error:
             raise _failed(self._limits, f"cannot divide '{self._unit}'", error) from error
         self._groups.attach(pid)
 
-    def _wait_for(self, pids: Sequence[int]) -> str | None:
+    def _wait_for(self, pids: Sequence[int], seconds: float) -> str | None:
         """The scope's directory, once the kernel says that all processes are in it."""
-        deadline = time.monotonic() + SCOPE_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             places = {self._place(pid) for pid in pids}
             place = places.pop()
@@ -601,28 +611,26 @@ def _scope(
     if not _booted(machine):
         return "systemd: not running"
     tree = next((t for t in trees if not t.controllers), None)
-    needed = {CONTROLLERS_V2[n] for n in wanted_limits(limits) if n in CONTROLLERS_V2}
-    if tree is None or needed - set(_read(f"{tree.mount}/cgroup.controllers").split()):
+    if tree is None or set(controllers_v2(limits)) - set(
+        _read(f"{tree.mount}/cgroup.controllers").split()
+    ):
         return "systemd: it uses cgroup v1, which cannot be delegated"
     tool = next((f"{d}/busctl" for d in TOOL_DIRS if os.path.exists(f"{d}/busctl")), None)
     if tool is None:
         return "systemd: busctl is not installed"
-    runtime = f"{machine.run}/user/{uid}" if uid else machine.run
-    manager = f"{runtime}/systemd/private"
-    if not _shares_pids(manager):
-        return f"systemd: no {'user' if uid else 'system'} manager answers at '{manager}'"
-    if not uid:
-        return Scope(limits, name, tree.mount, [tool, "--system"], machine)
-    # By address: the caller's variables may name another bus.
-    call = [tool, "--user", f"--address=unix:path={runtime}/bus"]
-    return Scope(limits, name, tree.mount, call, machine)
+    # The bus of the manager, not that of the caller's variables. (Its private socket would do
+    # without a bus, but logs a warning for a look like ours.)
+    bus = f"{machine.run}/user/{uid}/bus" if uid else f"{machine.run}/dbus/system_bus_socket"
+    if not _shares_pids(bus):
+        return f"systemd: no {'user' if uid else 'system'} manager answers at '{bus}'"
+    return Scope(limits, name, tree.mount, [tool, f"--address=unix:path={bus}"], machine)
 
 
 def _shares_pids(path: str) -> bool:
-    """Whether a manager listens here that means the same processes by a pid as we do.
+    """Whether those who listen here mean the same processes by a pid as we do.
 
     A host's socket inside a container leads to a manager that would move a stranger: the kernel
-    shows the pid of a peer in another pid namespace as 0 (unix(7), SO_PEERCRED).
+    shows the pid of a peer outside our pid namespace as 0 (unix(7), SO_PEERCRED).
     """
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
@@ -638,26 +646,19 @@ def _shares_pids(path: str) -> bool:
 def _start_keeper() -> tuple[int, int]:
     theirs, ours = os.pipe()
     try:
-        null = (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)
-        actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), null, (os.POSIX_SPAWN_DUP2, 1, 2)]
-        # Its own process group: Ctrl-C is not meant for it.
-        argv = ["/bin/sh", "-c", "read -r _"]
-        pid = os.posix_spawn("/bin/sh", argv, {}, file_actions=actions, setpgroup=0)
+        return ours, _spawn(["/bin/sh", "-c", "read -r _"], stdin=theirs)
     except OSError:
         os.close(ours)
         raise
     finally:
         os.close(theirs)
-    return ours, pid
 
 
 def _run(argv: list[str]) -> str:
     """Run a tool to its end; what it said on standard error."""
     reading, writing = os.pipe()
     try:
-        null = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)
-        actions = [null, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, writing, 2)]
-        pid = os.posix_spawn(argv[0], argv, {"LC_ALL": "C"}, file_actions=actions)
+        pid = _spawn(argv, stderr=writing)
     except OSError:
         os.close(reading)
         raise
@@ -667,6 +668,25 @@ def _run(argv: list[str]) -> str:
         text = said.read()
     _wait(pid)
     return text.decode(errors="replace").strip().replace("\n", ", ")
+
+
+def _spawn(argv: list[str], *, stdin: int | None = None, stderr: int | None = None) -> int:
+    """Start a tool without our descriptors, variables and process group.
+
+    A descriptor that another thread made inheritable for its own sandbox must not live on in the
+    keeper, and Ctrl-C is not meant for it.
+    """
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        given = (null if stdin is None else stdin, null, null if stderr is None else stderr)
+        actions: list[tuple[int, ...]] = [
+            (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(given)
+        ]
+        open_now = [int(fd) for fd in os.listdir("/proc/self/fd")]
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in open_now if fd > 2]
+        return os.posix_spawn(argv[0], argv, {"LC_ALL": "C"}, file_actions=actions, setpgroup=0)
+    finally:
+        os.close(null)
 
 
 def _wait(pid: int) -> None:

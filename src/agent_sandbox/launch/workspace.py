@@ -203,7 +203,7 @@ def _make_placeholders(space: Workspace, plan: Plan) -> Workspace:
         if not ours:
             return space
         _write(f"{space.path}/{PLACEHOLDERS}", "\0".join(ours))
-        for path in missing:
+        for path in sorted(missing):
             os.mkdir(path, 0o755)
     return space.replace(placeholders=ours)
 
@@ -255,7 +255,7 @@ def _remove_placeholders(space: str, wanted: Collection[str]) -> None:
     if not wanted:
         return
     with _placeholder_lock(space):
-        for path in set(wanted) - _others(space):
+        for path in sorted(set(wanted) - _others(space), reverse=True):
             try:
                 os.rmdir(path)
             except OSError:

@@ -14,8 +14,11 @@ from .model import (
     MARKER,
     MASK_DIR,
     MASK_FILE,
+    PRIVATE_HOME,
     RO,
     RW,
+    WORK_CACHES,
+    WORK_HOME,
     HostFacts,
     Link,
     Mount,
@@ -26,6 +29,9 @@ from .model import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# Marks links that are made in the private home before bwrap starts.
+IN_HOME = "in the private home"
 
 # Views that show the host's own tree; anything else is empty or private.
 HOST_VIEW = (RO, RW)
@@ -137,6 +143,11 @@ def _pin(
         )
 
 
+def _is_home(entry: Entry) -> bool:
+    """Whether an entry is a home that outlives or is prepared for the run, caches included."""
+    return entry.token in (PRIVATE_HOME, WORK_HOME) or paths.below(entry.token, WORK_CACHES)
+
+
 def _place_link(made: dict[str, Mount], kept: Mapping[str, Entry], link: Link) -> None:
     """Recreate a link of the host where the host's own tree is not shown."""
     if any(paths.within(dest, link.at) for dest in made):
@@ -149,7 +160,7 @@ def _place_link(made: dict[str, Mount], kept: Mapping[str, Entry], link: Link) -
         return
     made[link.at] = Mount(
         kind="symlink", dest=link.at, source=link.text,
-        rule="in the private home" if holder and holder.token else "",
+        rule=IN_HOME if holder is not None and _is_home(holder) else "",
     )  # fmt: skip
 
 
@@ -178,13 +189,6 @@ def late_mounts(
                 )
     if policy.docker.value == "on":
         late.append(_docker_mount(facts, policy))
-    resolver = facts.resolver if policy.network.value == "on" else None
-    if resolver is not None and not _shows_host(by_dest, resolver.path):
-        late.append(
-            Mount(
-                kind=RO, dest=resolver.path, source=resolver.real, level=RO, rule="name resolution"
-            )
-        )
     # A plain file on a root that is sealed below: nobody inside can write or cover it.
     late.append(Mount(kind="text", dest=MARKER, source="marker", rule="always"))
     late.append(Mount(kind="seal", dest="/run" if "/" in by_dest else "/", rule="always"))

@@ -14,7 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# Set by us: a policy that names them is refused, since it would break the sandbox or lie about it.
+OURS = ("IN_AGENT_SANDBOX", "AGENT_WORK_DIR", "TMPDIR", "HOME", "PWD", "XDG_RUNTIME_DIR")
+
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+MAX_AMOUNT = 1e18
+# Longer than any run; the kernel's timers end at 292 years.
+MAX_SECONDS = 100 * 365 * 86400.0
 TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -37,6 +43,9 @@ def decode(data: object, *, rank: int, file: str) -> Layer:
                 raise bad(name, file, "must be a table", value)
             for inner, inner_value in value.items():
                 _put(values, f"{name}.{inner}", inner_value, rank, file)
+        elif "." in name:
+            # `"filesystem.ro" = …` is one odd name, not a table and a key.
+            raise _unknown(name, file)
         else:
             _put(values, name, value, rank, file)
     return Layer(rank=rank, values=values, file=file)
@@ -45,13 +54,26 @@ def decode(data: object, *, rank: int, file: str) -> Layer:
 def _put(values: dict[str, Setting], key: str, value: object, rank: int, file: str) -> None:
     row = settings.BY_KEY.get(key)
     if row is None:
-        raise PolicyError(
-            f"cannot use '{file}': unknown key '{key}'",
-            hint="known keys: " + ", ".join(settings.BY_KEY),
-            code="unknown-key",
-        )
+        raise _unknown(key, file)
     source = Source(layer=rank, where=f"{file}: {key}")
     values[key] = Setting(value=decode_value(row, value, f"{file}: {key}"), source=source)
+
+
+def _unknown(key: str, file: str) -> PolicyError:
+    return PolicyError(
+        f"cannot use '{file}': unknown key '{key}'",
+        hint="known keys: " + ", ".join(settings.BY_KEY),
+        code="unknown-key",
+    )
+
+
+def is_text(text: str) -> bool:
+    """Whether a string can be handed to the kernel: no NUL, no lone surrogate of JSON."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def decode_value(row: settings.Row, value: object, where: str) -> object:
@@ -95,7 +117,7 @@ def _strings(row: settings.Row, value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise bad(row.key, where, "must be a list of strings", value)
     for item in value:
-        if not isinstance(item, str) or not item:
+        if not isinstance(item, str) or not item or not is_text(item):
             raise bad(row.key, where, "must be a list of non-empty strings", item)
     return tuple(value)
 
@@ -117,8 +139,12 @@ def _names(row: settings.Row, value: object, where: str) -> object:
 
 
 def check_variable(key: str, name: str, where: str) -> None:
-    """Refuse what cannot be the name of an environment variable."""
-    if not name or "=" in name or "\0" in name:
+    """Refuse what cannot be the name of an environment variable, and those that are ours."""
+    if name in OURS:
+        raise PolicyError(
+            f"cannot use {key} in {where}: {name} is set by agent-sandbox", code="reserved-variable"
+        )
+    if not name or "=" in name or not is_text(name):
         raise bad(key, where, "must be names of environment variables", name)
 
 
@@ -127,7 +153,7 @@ def _table(row: settings.Row, value: object, where: str) -> object:
         raise bad(row.key, where, "must be a table of strings", value)
     for name, item in value.items():
         check_variable(row.key, str(name), where)
-        if not isinstance(item, str) or "\0" in item:
+        if not isinstance(item, str) or not is_text(item):
             raise bad(f"{row.key}.{name}", where, "must be a string", item)
     return dict(value)
 
@@ -135,7 +161,7 @@ def _table(row: settings.Row, value: object, where: str) -> object:
 def _number(text: str) -> tuple[str, str]:
     """Split '4G' into its digits and its unit."""
     end = 0
-    while end < len(text) and (text[end].isdigit() or text[end] == "."):
+    while end < len(text) and text[end] in "0123456789.":
         end += 1
     return text[:end], text[end:].strip().lower()
 
@@ -145,7 +171,7 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
-        amount = float(value)
+        amount = float(value) if abs(value) < MAX_AMOUNT else 0.0
     elif isinstance(value, str):
         digits, unit = _number(value.strip())
         factor = units.get(unit)
@@ -155,7 +181,7 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
     else:
         return None
     # NaN fails the first comparison, infinity the second.
-    return amount if amount > 0 and amount < 1e18 else None
+    return amount if amount > 0 and amount < MAX_AMOUNT else None
 
 
 def _size(row: settings.Row, value: object, where: str) -> object:
@@ -168,7 +194,7 @@ def _size(row: settings.Row, value: object, where: str) -> object:
 
 
 def _count(row: settings.Row, value: object, where: str) -> object:
-    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 22:
         raise bad(row.key, where, "must be a whole number above zero", value)
@@ -177,7 +203,7 @@ def _count(row: settings.Row, value: object, where: str) -> object:
 
 def _duration(row: settings.Row, value: object, where: str) -> object:
     amount = _quantity(value, TIME_UNITS)
-    if amount is None:
+    if amount is None or amount > MAX_SECONDS:
         raise bad(row.key, where, "must be a time such as 90, 10m or 2h", value)
     return amount
 

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Check = Callable[["Probes"], "Finding | None"]
-    # Whether a row applies to a failed attempt, its cause, its remedy.
-    Row = tuple[
-        Callable[["Probes", "Attempt"], bool], Callable[["Probes"], str], Callable[["Probes"], str]
-    ]
+    Text = str | Callable[["Probes"], str]
 
 OK = "ok"
 WARN = "warn"
@@ -49,9 +46,12 @@ LAYERS = {
 SCOPE_ABI = 6
 FIXED_VERSION = (0, 12)
 ADVISORY = "GHSA-pxhw-h44j-8pfx"
+FLATPAK = "flatpak"
 PROFILE = "agent-sandbox-bwrap"
 RESTRICTION = "kernel.apparmor_restrict_unprivileged_userns"
 USERNS_CLONE = "kernel.unprivileged_userns_clone"
+# Namespaces: far more than sandboxes need at a time.
+ENOUGH = 15000
 # ID or ID_LIKE of os-release(5) → how its package manager installs bwrap.
 INSTALL = {
     "debian": "apt install bubblewrap", "ubuntu": "apt install bubblewrap",
@@ -60,6 +60,12 @@ INSTALL = {
     "alpine": "apk add bubblewrap", "void": "xbps-install bubblewrap",
     "gentoo": "emerge sys-apps/bubblewrap", "nixos": "nix-env -iA nixos.bubblewrap",
 }  # fmt: skip
+FOR_ROOT = f"only the real root may make user namespaces: {USERNS_CLONE}=0"
+ONE_SANDBOX = (
+    "every layer works on this machine, so it is a mount of this sandbox: run it again with "
+    "--debug, which shows them all"
+)
+UNKNOWN = "none is known: please report this with the output of 'sandboxctl doctor --json'"
 LEAVE = "leave the sandbox and run it again; commands in here are sandboxed already"
 SYSCALLS = "clone, unshare, mount, umount2 and pivot_root"
 
@@ -130,6 +136,22 @@ class Finding(Record):
     remedy: str = ""
 
 
+class Failure(Record):
+    """A layer that bwrap could not build on this machine."""
+
+    probes: Probes
+    layer: str
+    error: str
+
+
+class Cause(Record):
+    """A row of the table below: when it explains a failure, and what is said then."""
+
+    applies: Callable[[Failure], bool]
+    text: Text
+    remedy: Text
+
+
 def diagnose(probes: Probes) -> tuple[Finding, ...]:
     """Every check's finding, in the order in which a person should read them."""
     before = [check(probes) for check in BEFORE]
@@ -148,6 +170,181 @@ def _warn(check: str, cause: str, remedy: str) -> Finding:
 
 def _fail(check: str, cause: str, remedy: str) -> Finding:
     return Finding(check=check, status=FAIL, cause=cause, remedy=remedy)
+
+
+# --- remedies ------------------------------------------------------------------------------------
+
+
+def _root(probes: Probes) -> str:
+    return "" if probes.uid == 0 else "sudo "
+
+
+def _sysctl(probes: Probes, *names: str, value: int) -> str:
+    root = _root(probes)
+    where = "on the host, not in the container, " if probes.container else ""
+    settings = " ".join(f"{name}={value}" for name in names)
+    return (
+        f"{where}set it now and for every start:\n"
+        f"{root}sysctl -w {settings}\n"
+        f"printf '%s\\n' {settings} | {root}tee /etc/sysctl.d/60-agent-sandbox.conf"
+    )
+
+
+def _install(probes: Probes) -> str:
+    for name in probes.distributions:
+        if name in INSTALL:
+            return _root(probes) + INSTALL[name]
+    return "install the package 'bubblewrap' of your distribution"
+
+
+def _upgrade(probes: Probes, version: str) -> str:
+    root, apt = _root(probes), "apt install" in _install(probes)
+    lines = [f"upgrade to bubblewrap {version} or newer; where the distribution has none:"]
+    if apt:
+        lines.append(f"{root}apt install git meson gcc pkg-config libcap-dev")
+    lines += [
+        "git clone --branch v0.12.0 https://github.com/containers/bubblewrap",
+        "meson setup --prefix=/usr/local bubblewrap/build bubblewrap",
+        f"{root}meson install -C bubblewrap/build",
+    ]
+    if apt and probes.bwrap_real == "/usr/bin/bwrap":
+        # The package's own stays first on the PATH of many, and other packages depend on it.
+        lines += [
+            f"{root}dpkg-divert --local --rename --add /usr/bin/bwrap",
+            f"{root}ln -s /usr/local/bin/bwrap /usr/bin/bwrap",
+        ]
+    return "\n".join(lines)
+
+
+def _unprivileged(probes: Probes) -> str:
+    """How to take its rights from bwrap; empty when it has none."""
+    path, root = shlex.quote(probes.bwrap_real), _root(probes)
+    if "capabilities" in probes.bwrap_privileged:
+        return f"{root}setcap -r {path}"
+    if not probes.bwrap_privileged:
+        return ""
+    keep = f"\n{root}dpkg-statoverride --update --add root root 0755 {path}"
+    return f"{root}chmod u-s,g-s {path}" + (keep if "apt install" in _install(probes) else "")
+
+
+def _apparmor_remedy(probes: Probes) -> str:
+    root, files = _root(probes), [shlex.quote(f) for f in probes.apparmor_files]
+    if len(files) > 1:
+        # With two equal claims on one path the kernel applies neither.
+        lines = [f"{len(files)} files claim it, so no profile holds; keep one, for example:"]
+        for other in files[1:]:
+            lines.append(f"{root}apparmor_parser -R {other}")
+            lines.append(f"{root}ln -s {other} /etc/apparmor.d/disable/")
+        return "\n".join((*lines, f"{root}apparmor_parser -r {files[0]}"))
+    if files:
+        disabled = files[0].replace("/etc/apparmor.d/", "/etc/apparmor.d/disable/")
+        return (
+            f"load the profile for a bwrap that is there, if it is for {probes.bwrap_real}:\n"
+            f"{root}rm -f {disabled}\n"
+            f"{root}apparmor_parser -r {files[0]}"
+        )
+    path, text = f"/etc/apparmor.d/{PROFILE}", shlex.quote(profile_text(probes.bwrap_real))
+    return (
+        "give this bwrap a profile, which keeps the restriction for what bwrap starts:\n"
+        # No here-document: its end would be lost in the indentation of the report.
+        f"printf '%s' {text} | {root}tee {path} >/dev/null\n"
+        f"{root}apparmor_parser -r {path}\n"
+        "or lift the restriction from every program of this machine; "
+        + _sysctl(probes, RESTRICTION, value=0)
+    )
+
+
+def profile_text(path: str) -> str:
+    """An AppArmor profile for a bwrap: what it starts gets no capability in any namespace.
+
+    A profile with flags=(unconfined) would give every program a way around the restriction,
+    through bwrap. `pix … -> &` stacks, which no_new_privs allows since it only takes rights away.
+    """
+    escaped = "".join("\\" + c if c in '\\"*?[]{}^,@' else c for c in path)
+    head = "flags=(attach_disconnected,mediate_deleted) {"
+    rules = (
+        "  userns, mount, umount, pivot_root,\n"
+        "  file rwlkm /{**,},\n"
+        "  network, unix, ptrace, signal, mqueue, io_uring, dbus,\n"
+    )
+    return (
+        "abi <abi/4.0>,\n"
+        "include <tunables/global>\n\n"
+        f'profile {PROFILE} "{escaped}" {head}\n'
+        "  capability,\n"
+        f"{rules}"
+        f"  pix /** -> &{PROFILE}//&{PROFILE}-command,\n"
+        "}\n\n"
+        f"profile {PROFILE}-command {head}\n"
+        "  deny capability,\n"
+        f"{rules}"
+        f"  pix /** -> &{PROFILE}-command,\n"
+        "}\n"
+    )
+
+
+def _confined_remedy(probes: Probes) -> str:
+    root = _root(probes)
+    return (
+        "see what it denies, and allow that in the profile:\n"
+        f"{root}dmesg | grep 'apparmor=\"DENIED\".*bwrap'\n"
+        f"{root}grep -l bwrap /etc/apparmor.d/*"
+    )
+
+
+def _selinux_remedy(probes: Probes) -> str:
+    root = _root(probes)
+    return (
+        "if SELinux logged a denial, allow that:\n"
+        f"{root}ausearch -m avc -ts recent -c bwrap | audit2allow -M {PROFILE}\n"
+        f"{root}semodule -i {PROFILE}.pp"
+    )
+
+
+# Tried on real engines (Docker, Kubernetes). WHO is replaced, IMAGE is where further options go.
+DOCKER = (
+    "start the container so that it can make namespaces:\n"
+    "docker run WHO --security-opt no-new-privileges --security-opt seccomp=unconfined "
+    "--security-opt systempaths=unconfined IMAGE"
+)
+CONTAINERS = {
+    "docker": DOCKER
+    + f"\ntighter than seccomp=unconfined: Docker's default profile with {SYSCALLS} added",
+    "podman": DOCKER.replace("docker run", "podman run").replace(
+        "systempaths=unconfined", "unmask=ALL --security-opt label=disable"
+    ),
+    "kubernetes": "in the pod's spec:\n"
+    "  hostUsers: false\n"
+    "and in the container's securityContext:\n"
+    "  runAsNonRoot: true\n"
+    "  runAsUser: 1000\n"
+    "  allowPrivilegeEscalation: false\n"
+    "  capabilities: {drop: [ALL]}\n"
+    "  seccompProfile: {type: Unconfined}\n"
+    "  procMount: Unmasked\n"
+    f"tighter than Unconfined: a Localhost profile that allows {SYSCALLS}",
+    "lxc": "on the host: lxc config set NAME security.nesting true && lxc restart NAME",
+    "": "allow user namespaces, mounts and a whole /proc in the container's configuration",
+}
+
+
+def _container_remedy(probes: Probes) -> str:
+    """How to start this container instead; empty outside of one."""
+    if not probes.container:
+        return ""
+    text = CONTAINERS.get(probes.container, CONTAINERS[""])
+    user = "--user 1000:1000 --cap-drop ALL"
+    root = "--cap-drop ALL --cap-add SETFCAP"
+    text = text.replace("WHO", user if probes.uid else root)
+    if probes.apparmor:
+        text = text.replace("IMAGE", "--security-opt apparmor=unconfined IMAGE")
+    if probes.apparmor_restricts:
+        # docker-default forbids mounts; without it the rule for unconfined programs applies.
+        text += (
+            "\nand on the host, where AppArmor restricts programs without a profile:\n"
+            f"sudo sysctl -w {RESTRICTION}=0"
+        )
+    return text
 
 
 # --- the machine and bwrap itself ----------------------------------------------------------------
@@ -185,7 +382,7 @@ def _bwrap(probes: Probes) -> Finding:
     if probes.bwrap_error:
         return _fail(
             "bwrap", f"cannot run '{path}': {probes.bwrap_error}",
-            f"install it anew:\n{_install(probes)}",
+            _unprivileged(probes) or f"install it anew:\n{_install(probes)}",
         )  # fmt: skip
     version = _version(probes)
     if probes.bwrap_missing:
@@ -200,20 +397,14 @@ def _version(probes: Probes) -> str:
 
 def _privileges(probes: Probes) -> Finding | None:
     """A privileged bwrap acts as root on anybody's arguments (CVE-2026-41163 was one way)."""
-    if not probes.bwrap or probes.bwrap_error:
+    if not probes.bwrap:
         return None
     if not probes.bwrap_privileged:
         return _ok("bwrap privileges", "none: neither setuid nor file capabilities")
-    path, root = shlex.quote(probes.bwrap_real), _root(probes)
-    remedy = f"{root}chmod u-s,g-s {path}"
-    if "capabilities" in probes.bwrap_privileged:
-        remedy = f"{root}setcap -r {path}"
-    elif "debian" in probes.distributions:
-        remedy += f"\n{root}dpkg-statoverride --update --add root root 0755 {path}"
     return _fail(
         "bwrap privileges",
         f"'{probes.bwrap_real}' has {probes.bwrap_privileged}: a flaw in it makes anybody root",
-        remedy,
+        _unprivileged(probes),
     )
 
 
@@ -243,23 +434,20 @@ def _layer(probes: Probes, attempt: Attempt) -> Finding:
         return _ok(check, "tried, holds")
     first = probes.attempts[0]
     if attempt is not first and attempt.error == first.error:
-        cause_of_all = _layer(probes, first)
-        return _fail(check, f"fails like the {cause_of_all.check}", cause_of_all.remedy)
-    # What the program inside says is no refusal by the machine: bwrap had built the layer.
-    refused = attempt.error.startswith("bwrap:") and attempt.layer != START
-    for applies, cause, remedy in CAUSES if refused else ():
-        if applies(probes, attempt):
-            return _fail(check, f"{cause(probes)} ({attempt.error})", remedy(probes))
+        return _fail(check, f"fails like the {LAYERS[first.layer]}", _layer(probes, first).remedy)
     if attempt.layer == START:
-        return _fail(
-            check, attempt.error,
-            "every layer works on this machine, so it is a mount of this sandbox: run it again "
-            "with --debug, which shows them all",
-        )  # fmt: skip
-    return _fail(
-        check, attempt.error,
-        "none is known: please report this with the output of 'sandboxctl doctor --json'",
-    )  # fmt: skip
+        return _fail(check, attempt.error, ONE_SANDBOX)
+    failure = Failure(probes=probes, layer=attempt.layer, error=attempt.error)
+    # What the program inside says is no refusal by the machine: bwrap had built the layer.
+    for cause in CAUSES if attempt.error.startswith("bwrap:") else ():
+        if cause.applies(failure):
+            said = f"{_said(cause.text, probes)} ({attempt.error})"
+            return _fail(check, said, _said(cause.remedy, probes))
+    return _fail(check, attempt.error, UNKNOWN)
+
+
+def _said(text: Text, probes: Probes) -> str:
+    return text if isinstance(text, str) else text(probes)
 
 
 def _has_profile(probes: Probes) -> bool:
@@ -268,97 +456,105 @@ def _has_profile(probes: Probes) -> bool:
 
 
 # The first row that applies names the cause: from what forbids it surely to what may.
-CAUSES: tuple[Row, ...] = (
-    (
-        lambda p, a: a.layer == SECCOMP and not p.seccomp_actions,
-        lambda p: "the kernel was built without seccomp filters",
-        lambda p: "use a kernel with CONFIG_SECCOMP_FILTER=y",
+CAUSES = (
+    Cause(
+        applies=lambda f: f.layer == SECCOMP and not f.probes.seccomp_actions,
+        text="the kernel was built without seccomp filters",
+        remedy="use a kernel with CONFIG_SECCOMP_FILTER=y",
     ),
-    (
-        lambda p, a: p.nested,
-        lambda p: "a sandbox of agent-sandbox allows no further namespaces",
-        lambda p: LEAVE,
+    Cause(
+        applies=lambda f: f.probes.nested,
+        text="a sandbox of agent-sandbox allows no further namespaces",
+        remedy=LEAVE,
     ),
-    (
-        lambda p, a: not p.userns_supported,
-        lambda p: "the kernel was built without user namespaces",
-        lambda p: "use a kernel with CONFIG_USER_NS=y",
+    Cause(
+        applies=lambda f: f.probes.container == FLATPAK,
+        text="this is inside a Flatpak, which allows no further namespaces",
+        remedy="run it on the host: flatpak-spawn --host agent-sandbox COMMAND",
     ),
-    (
-        lambda p, a: bool(p.zero_limits),
-        lambda p: "namespaces are switched off: " + "=0, ".join(p.zero_limits) + "=0",
-        lambda p: _sysctl(p, *p.zero_limits, value=15000),
+    Cause(
+        applies=lambda f: not f.probes.userns_supported,
+        text="the kernel was built without user namespaces",
+        remedy="use a kernel with CONFIG_USER_NS=y",
     ),
-    (
+    Cause(
+        applies=lambda f: bool(f.probes.zero_limits),
+        text=lambda p: "namespaces are switched off: " + "=0, ".join(p.zero_limits) + "=0",
+        remedy=lambda p: _sysctl(p, *p.zero_limits, value=ENOUGH),
+    ),
+    Cause(
         # clone(2): ENOSPC is the limit of namespaces, not of the disk.
-        lambda p, a: "ENOSPC" in a.error,
-        lambda p: f"{p.max_user_namespaces or 0} namespaces are taken, or 32 are nested",
-        lambda p: _sysctl(
-            p, "user.max_user_namespaces", value=2 * (p.max_user_namespaces or 15000)
+        applies=lambda f: "ENOSPC" in f.error or "user ns: No space left" in f.error,
+        text=lambda p: (
+            f"all {p.max_user_namespaces or 0} user namespaces are taken, 32 are nested, "
+            "or a sandbox around this one forbids more"
+        ),
+        remedy=lambda p: _sysctl(
+            p, "user.max_user_namespaces", value=max(ENOUGH, 2 * (p.max_user_namespaces or 0))
         ),
     ),
-    (
-        lambda p, a: p.userns_clone == 0,
-        lambda p: f"only the real root may make user namespaces: {USERNS_CLONE}=0",
-        lambda p: _sysctl(p, USERNS_CLONE, value=1),
+    Cause(
+        applies=lambda f: f.probes.userns_clone == 0,
+        text=FOR_ROOT,
+        remedy=lambda p: _sysctl(p, USERNS_CLONE, value=1),
     ),
-    (
+    Cause(
         # user_namespaces(7): EPERM for a caller in a chroot.
-        lambda p, a: p.chroot,
-        lambda p: "the kernel makes no user namespace for a process in a chroot",
-        lambda p: "run it outside of the chroot",
+        applies=lambda f: f.probes.chroot,
+        text="the kernel makes no user namespace for a process in a chroot",
+        remedy="run it outside of the chroot",
     ),
-    (
+    Cause(
         # user_namespaces(7), since Linux 5.12: who maps user 0 of the parent needs CAP_SETFCAP.
-        lambda p, a: "uid map" in a.error and p.uid == 0 and not p.setfcap,
-        lambda p: "root lacks CAP_SETFCAP here, without which it cannot map itself",
-        lambda p: _container_remedy(p)
-        if p.container
-        else "run it as an ordinary user; in a systemd unit: CapabilityBoundingSet=CAP_SETFCAP",
+        applies=lambda f: "uid map" in f.error and f.probes.uid == 0 and not f.probes.setfcap,
+        text="root lacks CAP_SETFCAP here, without which it cannot map itself",
+        remedy=lambda p: (
+            _container_remedy(p)
+            or "run it as an ordinary user; in a systemd unit: CapabilityBoundingSet=CAP_SETFCAP"
+        ),
     ),
-    (
+    Cause(
         # The kernel gives a fresh /proc only to who sees all of the present one
         # (mount_too_revealing in fs/namespace.c).
-        lambda p, a: bool(p.proc_masks) and "mount proc" in a.error,
-        lambda p: "parts of /proc are covered, so the kernel refuses a fresh one: "
-        + ", ".join(p.proc_masks[:3]),
-        lambda p: _container_remedy(p)
-        if p.container
-        else "in the systemd unit that started this: ProtectKernelTunables=no "
-        "ProtectKernelLogs=no ProcSubset=all",
+        applies=lambda f: bool(f.probes.proc_masks) and "mount proc" in f.error,
+        text=lambda p: (
+            "parts of /proc are covered, so the kernel refuses a fresh one: "
+            + ", ".join(p.proc_masks[:3])
+        ),
+        remedy=lambda p: (
+            _container_remedy(p)
+            or "in the systemd unit that started this: ProtectKernelTunables=no "
+            "ProtectKernelLogs=no ProcSubset=all"
+        ),
     ),
-    (
-        lambda p, a: p.container != "",
-        lambda p: f"the {p.container} container forbids it",
-        lambda p: _container_remedy(p),
+    Cause(
+        applies=lambda f: f.probes.container != "",
+        text=lambda p: f"the {p.container} container forbids it",
+        remedy=_container_remedy,
     ),
-    (
-        lambda p, a: bool(p.apparmor_restricts) and not _has_profile(p),
-        lambda p: "AppArmor lets only programs with a profile use user namespaces "
+    Cause(
+        applies=lambda f: bool(f.probes.apparmor_restricts) and not _has_profile(f.probes),
+        text="AppArmor lets only programs with a profile use user namespaces "
         f"({RESTRICTION}=1), and this bwrap has none",
-        lambda p: _apparmor_remedy(p),
+        remedy=_apparmor_remedy,
     ),
-    (
-        lambda p, a: _has_profile(p) and "(unconfined)" not in p.apparmor_label,
-        lambda p: f"AppArmor confines bwrap by the profile '{p.apparmor_label}'",
-        lambda p: "see what it denies, and allow that in the file with the profile:\n"
-        f"{_root(p)}dmesg | grep 'apparmor=\"DENIED\".*bwrap'\n"
-        + "\n".join(f"{_root(p)}editor {shlex.quote(f)}" for f in p.apparmor_files),
+    Cause(
+        applies=lambda f: _has_profile(f.probes) and "(unconfined)" not in f.probes.apparmor_label,
+        text=lambda p: f"AppArmor confines bwrap by the profile '{p.apparmor_label}'",
+        remedy=_confined_remedy,
     ),
-    (
-        lambda p, a: p.selinux == "enforcing",
-        lambda p: "SELinux is enforcing and may forbid it",
-        lambda p: "if SELinux logged a denial, allow that:\n"
-        f"{_root(p)}ausearch -m avc -ts recent -c bwrap | audit2allow -M {PROFILE}\n"
-        f"{_root(p)}semodule -i {PROFILE}.pp",
+    Cause(
+        applies=lambda f: f.probes.selinux == "enforcing",
+        text="SELinux is enforcing and may forbid it",
+        remedy=_selinux_remedy,
     ),
-    (
-        lambda p, a: p.seccomp_mode == 2,
-        lambda p: "this process runs under a seccomp filter that may forbid it",
-        lambda p: "start it from a plain terminal; in a systemd unit: RestrictNamespaces=no and "
+    Cause(
+        applies=lambda f: f.probes.seccomp_mode == 2,
+        text="this process runs under a seccomp filter that may forbid it",
+        remedy="start it from a plain terminal; in a systemd unit: RestrictNamespaces=no and "
         "SystemCallFilter=@system-service @mount",
     ),
-)  # fmt: skip
+)
 
 
 # --- what the layers rest on ---------------------------------------------------------------------
@@ -369,8 +565,7 @@ def _for_others(probes: Probes) -> Finding | None:
     if probes.uid != 0 or probes.userns_clone != 0:
         return None
     return _warn(
-        "unprivileged users", f"only the real root may make user namespaces: {USERNS_CLONE}=0",
-        _sysctl(probes, USERNS_CLONE, value=1),
+        "unprivileged users", FOR_ROOT, _sysctl(probes, USERNS_CLONE, value=1)
     )  # fmt: skip
 
 
@@ -384,7 +579,7 @@ def _apparmor(probes: Probes) -> Finding:
             "AppArmor", f"restricts user namespaces; bwrap's profile: {probes.apparmor_label}"
         )
     cause = "restricts user namespaces, and this bwrap has no profile"
-    remedy = _container_remedy(probes) if probes.container else _apparmor_remedy(probes)
+    remedy = _container_remedy(probes) or _apparmor_remedy(probes)
     if all(attempt.ok for attempt in probes.attempts):
         return _warn("AppArmor", f"{cause}: it may work for root alone", remedy)
     return _fail("AppArmor", cause, remedy)
@@ -453,140 +648,3 @@ def _state(probes: Probes) -> Finding:
 
 BEFORE: tuple[Check, ...] = (_machine, _inside, _container, _bwrap, _privileges, _mount_points)
 AFTER: tuple[Check, ...] = (_for_others, _apparmor, _seccomp, _landlock, _cgroups, _state)
-
-
-# --- remedies ------------------------------------------------------------------------------------
-
-
-def _root(probes: Probes) -> str:
-    return "" if probes.uid == 0 else "sudo "
-
-
-def _sysctl(probes: Probes, *names: str, value: int) -> str:
-    root = _root(probes)
-    where = "on the host, not in the container, " if probes.container else ""
-    settings = " ".join(f"{name}={value}" for name in names)
-    return (
-        f"{where}set it now and for every start:\n"
-        f"{root}sysctl -w {settings}\n"
-        f"printf '%s\\n' {settings} | {root}tee /etc/sysctl.d/60-agent-sandbox.conf"
-    )
-
-
-def _install(probes: Probes) -> str:
-    for name in probes.distributions:
-        if name in INSTALL:
-            return _root(probes) + INSTALL[name]
-    return "install the package 'bubblewrap' of your distribution"
-
-
-def _upgrade(probes: Probes, version: str) -> str:
-    root = _root(probes)
-    apt = any(INSTALL.get(name, "").startswith("apt") for name in probes.distributions)
-    tools = f"{root}apt install git meson gcc pkg-config libcap-dev\n" if apt else ""
-    return (
-        f"upgrade to bubblewrap {version} or newer; where the distribution has none:\n"
-        f"{tools}"
-        "git clone --branch v0.12.0 https://github.com/containers/bubblewrap\n"
-        "meson setup --prefix=/usr/local bubblewrap/build bubblewrap\n"
-        f"{root}meson install -C bubblewrap/build"
-    )
-
-
-def _apparmor_remedy(probes: Probes) -> str:
-    root, files = _root(probes), [shlex.quote(f) for f in probes.apparmor_files]
-    if len(files) > 1:
-        # With two equal claims on one path the kernel applies neither.
-        lines = [f"{len(files)} files claim it, so no profile holds; keep one, for example:"]
-        for other in files[1:]:
-            lines.append(f"{root}apparmor_parser -R {other}")
-            lines.append(f"{root}ln -s {other} /etc/apparmor.d/disable/")
-        return "\n".join((*lines, f"{root}apparmor_parser -r {files[0]}"))
-    if files:
-        disabled = files[0].replace("/etc/apparmor.d/", "/etc/apparmor.d/disable/")
-        return (
-            f"load the profile for a bwrap that is there, if it is for {probes.bwrap_real}:\n"
-            f"{root}rm -f {disabled}\n"
-            f"{root}apparmor_parser -r {files[0]}"
-        )
-    path = f"/etc/apparmor.d/{PROFILE}"
-    return (
-        "give this bwrap a profile, which keeps the restriction for what bwrap starts:\n"
-        # No here-document: its end would be lost in the indentation of the report.
-        f"printf '%s' {shlex.quote(profile_text(probes.bwrap_real))} | {root}tee {path}\n"
-        f"{root}apparmor_parser -r {path}\n"
-        "or lift the restriction from every program of this machine; "
-        + _sysctl(probes, RESTRICTION, value=0)
-    )
-
-
-def profile_text(path: str) -> str:
-    """An AppArmor profile for a bwrap: what it starts gets no capability in any namespace.
-
-    A profile with flags=(unconfined) would give every program a way around the restriction,
-    through bwrap. `pix … -> &` stacks, which no_new_privs allows since it only takes rights away.
-    """
-    escaped = "".join("\\" + c if c in '\\"*?[]{}^,@' else c for c in path)
-    head = "flags=(attach_disconnected,mediate_deleted) {"
-    rules = (
-        "  userns, mount, umount, pivot_root,\n"
-        "  file rwlkm /{**,},\n"
-        "  network, unix, ptrace, signal, mqueue, io_uring, dbus,\n"
-    )
-    return (
-        "abi <abi/4.0>,\n"
-        "include <tunables/global>\n\n"
-        f'profile {PROFILE} "{escaped}" {head}\n'
-        "  capability,\n"
-        f"{rules}"
-        f"  pix /** -> &{PROFILE}//&{PROFILE}-command,\n"
-        "}\n\n"
-        f"profile {PROFILE}-command {head}\n"
-        "  deny capability,\n"
-        f"{rules}"
-        f"  pix /** -> &{PROFILE}-command,\n"
-        "}\n"
-    )
-
-
-# Tried on real engines (Docker, Kubernetes). WHO is replaced, IMAGE is where further options go.
-DOCKER = (
-    "start the container so that it can make namespaces:\n"
-    "docker run WHO --security-opt no-new-privileges --security-opt seccomp=unconfined "
-    "--security-opt systempaths=unconfined IMAGE"
-)
-CONTAINERS = {
-    "docker": DOCKER
-    + f"\ntighter than seccomp=unconfined: Docker's default profile with {SYSCALLS} added",
-    "podman": DOCKER.replace("docker run", "podman run").replace(
-        "systempaths=unconfined", "unmask=ALL --security-opt label=disable"
-    ),
-    "kubernetes": "in the pod's spec:\n"
-    "  hostUsers: false\n"
-    "and in the container's securityContext:\n"
-    "  runAsNonRoot: true\n"
-    "  runAsUser: 1000\n"
-    "  allowPrivilegeEscalation: false\n"
-    "  capabilities: {drop: [ALL]}\n"
-    "  seccompProfile: {type: Unconfined}\n"
-    "  procMount: Unmasked\n"
-    f"tighter than Unconfined: a Localhost profile that allows {SYSCALLS}",
-    "lxc": "on the host: lxc config set NAME security.nesting true && lxc restart NAME",
-    "": "allow user namespaces, mounts and a whole /proc in the container's configuration",
-}
-
-
-def _container_remedy(probes: Probes) -> str:
-    text = CONTAINERS.get(probes.container, CONTAINERS[""])
-    user = "--user 1000:1000 --cap-drop ALL"
-    root = "--cap-drop ALL --cap-add SETFCAP"
-    text = text.replace("WHO", user if probes.uid else root)
-    if probes.apparmor:
-        text = text.replace("IMAGE", "--security-opt apparmor=unconfined IMAGE")
-    if probes.apparmor_restricts:
-        # docker-default forbids mounts; without it the rule for unconfined programs applies.
-        text += (
-            "\nand on the host, where AppArmor restricts programs without a profile:\n"
-            f"sudo sysctl -w {RESTRICTION}=0"
-        )
-    return text

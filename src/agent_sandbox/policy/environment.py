@@ -6,6 +6,9 @@ pass either, unless the user named the variable.
 
 from __future__ import annotations
 
+from .decode import OURS
+from .gitconfig import has_userinfo
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .model import HostFacts, Policy
@@ -48,18 +51,7 @@ PROXIES: frozenset[str] = frozenset(
     HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY NODE_USE_ENV_PROXY
     """.split()
 )
-# Set by us; a policy that named them would only break the sandbox.
-OURS = ("IN_AGENT_SANDBOX", "AGENT_WORK_DIR", "TMPDIR", "HOME", "PWD", "XDG_RUNTIME_DIR")
-
 WORK_DIR = "/tmp/agent-work"
-
-
-def carries_password(value: str) -> bool:
-    """Whether a value holds a URL with a password in it."""
-    _, found, rest = value.partition("://")
-    authority = rest.split("/", 1)[0]
-    userinfo, at, _ = authority.rpartition("@")
-    return bool(found and at and ":" in userinfo)
 
 
 def build(
@@ -71,7 +63,7 @@ def build(
     network = policy.network.value == "on"
     for name, value in facts.env.items():
         listed = name in PASSED or name.startswith(PASSED_PREFIXES)
-        if (listed or (network and name in PROXIES)) and not carries_password(value):
+        if (listed or (network and name in PROXIES)) and not has_userinfo(value):
             env[name], why[name] = value, "built-in list"
         elif name in profile.env:
             env[name], why[name] = value, f"profile {profile.name}"
@@ -90,5 +82,5 @@ def build(
         "XDG_RUNTIME_DIR": f"/run/user/{facts.uid}",
     }
     env.update(ours)
-    why.update(dict.fromkeys(ours, "set by agent-sandbox"))
+    why.update(dict.fromkeys(OURS, "set by agent-sandbox"))
     return env, why

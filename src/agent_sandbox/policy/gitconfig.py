@@ -1,7 +1,8 @@
 """Git configuration as text: its includes, its control values, and a copy without credentials.
 
-Pure. Knows git's file syntax (`git help config`, "Syntax") as far as needed: sections, subsections
-in quotes, `key = value`, comments, continuation lines.
+Pure. Reads as git does (config.c), character by character, so that no spelling is one thing to us
+and another to git. What the sandbox gets to read is written anew from what was understood here;
+comments and everything else stay outside.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ SECRET_WORDS = ("token", "password", "passwd", "secret", "apikey", "api-key")
 SIGNING_KEYS: frozenset[str] = frozenset(
     {"commit.gpgsign", "tag.gpgsign", "tag.forcesignannotated", "push.gpgsign"}
 )
+KEY_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
 
 
 class Entry(Record):
-    """One `key = value` with the lines that it occupies."""
+    """One `key = value`; a key that stands alone has no value and means true."""
 
     section: str
     subsection: str
     key: str
     value: str
-    first: int
-    last: int
+    bare: bool = False
 
     def name(self) -> str:
         """The key without subsection, as git prints it."""
@@ -41,76 +42,106 @@ class Entry(Record):
 
 
 def entries(text: str) -> list[Entry]:
-    """Every assignment of a configuration file, in order; other lines are skipped."""
-    found = []
+    """Every assignment of a configuration file, in order. What git would refuse is skipped."""
+    reader = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    found: list[Entry] = []
     section = subsection = ""
-    lines = text.splitlines()
-    index = 0
-    while index < len(lines):
-        line = lines[index].strip()
-        first = index
-        if line.startswith("["):
-            section, subsection, line = _header(line)
-        if line and line[0] not in "#;":
-            value = line
-            while value.endswith("\\") and index + 1 < len(lines):
-                index += 1
-                value = value[:-1] + lines[index].strip()
-            key, _, written = value.partition("=")
+    while not reader.done():
+        char = reader.next()
+        if char in "#;":
+            reader.rest_of_line()
+        elif char == "[":
+            section, subsection = reader.header()
+        elif char.isascii() and char.isalpha():
+            key = char + reader.while_in(KEY_CHARACTERS)
+            reader.while_in(" \t")
+            bare = reader.peek() != "="
+            if not bare:
+                reader.next()
+            value = "" if bare else reader.value()
+            if bare:
+                reader.rest_of_line()
             found.append(
                 Entry(
-                    section=section,
-                    subsection=subsection,
-                    key=key.strip().lower(),
-                    value=_unquote(written.strip()),
-                    first=first,
-                    last=index,
+                    section=section, subsection=subsection, key=key.lower(), value=value, bare=bare
                 )
             )
-        index += 1
+        elif char not in " \t\n":
+            reader.rest_of_line()
     return found
 
 
-def _header(line: str) -> tuple[str, str, str]:
-    """Parse `[section "sub"] rest`."""
-    closing = -1
-    quoted = escaped = False
-    for i, char in enumerate(line):
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == '"':
-            quoted = not quoted
-        elif char == "]" and not quoted:
-            closing = i
-            break
-    if closing < 0:
-        return "", "", ""
-    inner, rest = line[1:closing], line[closing + 1 :].strip()
-    name, _, sub = inner.partition('"')
-    section, _, dotted = name.strip().lower().partition(".")
-    return section, sub.rstrip('"') if sub else dotted, rest
+class _Reader:
+    """A cursor over the text."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
 
-def _unquote(value: str) -> str:
-    """A value without quotes, escapes and trailing comment."""
-    out = []
-    quoted = False
-    i = 0
-    while i < len(value):
-        char = value[i]
-        if char == "\\" and i + 1 < len(value):
-            i += 1
-            out.append({"n": "\n", "t": "\t", "b": "\b"}.get(value[i], value[i]))
-        elif char == '"':
-            quoted = not quoted
-        elif char in "#;" and not quoted:
-            break
-        else:
-            out.append(char)
-        i += 1
-    return "".join(out).strip() if not quoted else "".join(out)
+    def done(self) -> bool:
+        return self._at >= len(self._text)
+
+    def peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def next(self) -> str:
+        char = self.peek()
+        self._at += 1
+        return char
+
+    def while_in(self, allowed: str) -> str:
+        start = self._at
+        while self.peek() and self.peek() in allowed:
+            self._at += 1
+        return self._text[start : self._at]
+
+    def rest_of_line(self) -> None:
+        end = self._text.find("\n", self._at)
+        self._at = len(self._text) if end < 0 else end + 1
+
+    def header(self) -> tuple[str, str]:
+        """`[section]`, `[section.sub]` or `[section "sub"]`, after the bracket."""
+        name = self.while_in(KEY_CHARACTERS + ".")
+        section, _, subsection = name.lower().partition(".")
+        self.while_in(" \t")
+        if self.peek() == '"':
+            self.next()
+            subsection = self._quoted()
+        if self.next() != "]":
+            self._at -= 1
+            self.rest_of_line()
+        return section, subsection
+
+    def _quoted(self) -> str:
+        out = []
+        while (char := self.next()) not in ("", '"', "\n"):
+            out.append(self.next() if char == "\\" else char)
+        return "".join(out)
+
+    def value(self) -> str:
+        """A value up to the end of its last line: quotes, escapes, comments, continuations."""
+        out: list[str] = []
+        # Blanks count only between characters, unless they are quoted.
+        pending, quoted = "", False
+        self.while_in(" \t")
+        while (char := self.next()) not in ("", "\n"):
+            if char in " \t\r" and not quoted:
+                pending += char
+                continue
+            if char in "#;" and not quoted:
+                self.rest_of_line()
+                break
+            if char == '"':
+                quoted = not quoted
+                continue
+            if char == "\\":
+                char = self.next()
+                if char == "\n":
+                    continue
+                char = {"n": "\n", "t": "\t", "b": "\b"}.get(char, char)
+            out += (pending, char)
+            pending = ""
+        return "".join(out)
 
 
 def includes(parsed: list[Entry]) -> list[str]:
@@ -128,40 +159,45 @@ def value_of(parsed: list[Entry], section: str, key: str) -> str | None:
 
 
 def _is_secret(entry: Entry) -> bool:
-    name = entry.name()
     return (
         entry.section in SECRET_SECTIONS
-        or name in SECRET_KEYS
-        or name in SIGNING_KEYS
+        or entry.name() in SECRET_KEYS
+        or entry.name() in SIGNING_KEYS
         or any(word in entry.key for word in SECRET_WORDS)
-        or _has_userinfo(entry.subsection)
-        or _has_userinfo(entry.value)
+        or has_userinfo(entry.subsection)
+        or has_userinfo(entry.value)
     )
 
 
-def _has_userinfo(url: str) -> bool:
-    """Whether `scheme://user:password@host` or a bare token before `@` stands in a URL."""
-    scheme, found, rest = url.partition("://")
-    userinfo, at, _ = rest.split("/", 1)[0].rpartition("@")
-    return bool(found and at and (":" in userinfo or scheme.lower().endswith(("http", "https"))))
+def has_userinfo(text: str) -> bool:
+    """Whether a password, or a token in its place, stands before an `@` in any word of the text."""
+    for word in text.split():
+        scheme, has_scheme, rest = word.rpartition("://")
+        userinfo, at, _ = (rest if has_scheme else word).split("/", 1)[0].rpartition("@")
+        if at and (":" in userinfo or scheme.lower().endswith(("http", "https"))):
+            return True
+    return False
 
 
-def cleaned(text: str) -> str | None:
-    """The text without credentials and signing; None when there was nothing to take out."""
-    drop: set[int] = set()
-    lines = text.splitlines()
+def cleaned(text: str) -> str:
+    """A configuration with the same meaning, without credentials and signing."""
+    lines: list[str] = []
+    current: tuple[str, str] | None = None
     for entry in entries(text):
-        if _is_secret(entry):
-            for index in range(entry.first, entry.last + 1):
-                # A header may share its line with an assignment; the header itself must stay,
-                # or what follows would land in the section before it.
-                if lines[index].lstrip().startswith("[") and not _has_userinfo(lines[index]):
-                    lines[index] = lines[index].partition("]")[0] + "]"
-                else:
-                    drop.add(index)
-    for index, line in enumerate(lines):
-        if line.lstrip().startswith("[") and _has_userinfo(line):
-            lines[index] = "[removed]"
-            drop.discard(index)
-    result = [line for index, line in enumerate(lines) if index not in drop]
-    return None if result == text.splitlines() else "\n".join(result) + "\n"
+        if _is_secret(entry) or not entry.section:
+            continue
+        if (entry.section, entry.subsection) != current:
+            current = (entry.section, entry.subsection)
+            name = f' "{_escaped(entry.subsection)}"' if entry.subsection else ""
+            lines.append(f"[{entry.section}{name}]")
+        lines.append(f"\t{entry.key}" if entry.bare else f'\t{entry.key} = "{_value(entry)}"')
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _value(entry: Entry) -> str:
+    text = _escaped(entry.value)
+    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\b", "\\b")

@@ -42,8 +42,11 @@ def merge(
     rules = [*_preset_rules(active, project, home, env)]
     if "@agents" in active:
         rules += _profile_rules(profiles.find(str(profile.value), str(profile.source)), home)
-    for layer in layers:
-        rules += _layer_rules(layer, project, home)
+    own = [rule for layer in layers for rule in _layer_rules(layer, project, home)]
+    shows_home = _last(layers, "home").value == "host" or "@host" in active
+    if shows_home or any(_touches(rule, home) for rule in own):
+        rules += _secret_rules(profiles.find(str(profile.value), str(profile.source)), home)
+    rules += own
     files = tuple(layer.file for layer in layers if layer.file)
     source = Source(layer=MANDATORY, where="policy files in use stay as they are")
     rules += [Rule(level=RO, pattern=file, glob=False, source=source, quiet=True) for file in files]
@@ -150,6 +153,24 @@ def _profile_rules(profile: profiles.Profile, home: str) -> list[Rule]:
     return rules
 
 
+def _touches(rule: Rule, home: str) -> bool:
+    """Whether a rule may show something of the real home."""
+    base = paths.split_glob(rule.pattern)[0] if rule.glob else rule.pattern
+    return rule.level != EXCLUDE and (paths.within(base, home) or paths.within(home, base))
+
+
+def _secret_rules(profile: profiles.Profile, home: str) -> list[Rule]:
+    """Credentials in the home stay hidden in every wider view, but for the profile's own state."""
+    from .secrets import HOME
+
+    source = Source(layer=BUILT_IN, where="secrets of the home")
+    return [
+        Rule(level=EXCLUDE, pattern=home + path[1:], glob=False, source=source, quiet=True)
+        for path in HOME
+        if not any(paths.within(path, state) for state in profile.state)
+    ]
+
+
 def _layer_rules(layer: Layer, project: str, home: str) -> list[Rule]:
     rules = []
     for key, level in PATH_KEYS:
@@ -158,7 +179,7 @@ def _layer_rules(layer: Layer, project: str, home: str) -> list[Rule]:
             continue
         for written in entry.value:
             pattern = paths.expand(written, base=project, home=home, where=entry.source.where)
-            glob = paths.is_glob(pattern)
+            glob = paths.is_glob(written)
             if glob:
                 for component in paths.split_glob(pattern)[1]:
                     if component != "**":
@@ -181,7 +202,8 @@ def widenings(project: Layer, below: Sequence[Layer]) -> list[str]:
         elif row.kind in (settings.SIZE, settings.COUNT, settings.DURATION):
             if lower.value is not None and _amount(entry.value) > _amount(lower.value):
                 found.append(f"{key} above {lower.source}")
-        elif key in ("profile", "env.keep"):
+        elif key in ("profile", "env.keep", "env.set"):
+            # A variable can send an agent, and the key it holds, to another server.
             found.append(f"{key} = {entry.value!r}")
         elif row.kind == settings.PRESETS and isinstance(entry.value, tuple):
             found += _preset_widenings(entry.value, below)

@@ -139,8 +139,9 @@ class ConfigFile(Record):
 
     path: str
     real: str
-    # None: the file holds no credential and is shown as it is.
+    # None: not a configuration but a list of patterns, shown as it is.
     cleaned: str | None = None
+    links: tuple[Link, ...] = ()
 
 
 class HostFacts(Record):
@@ -156,7 +157,7 @@ class HostFacts(Record):
     system: tuple[Match, ...]
     path_dirs: tuple[Match, ...]
     matches: Mapping[str, tuple[Match, ...]]
-    # File that name resolution needs and the path under which /etc/resolv.conf leads to it.
+    # /etc/resolv.conf, when it is a link: the file behind it and the links on the way.
     resolver: Match | None
     engine_sockets: tuple[Match, ...]
     docker_socket: Match | None
@@ -164,6 +165,8 @@ class HostFacts(Record):
     git: GitLayout | None
     git_config: tuple[ConfigFile, ...]
     root_secrets: tuple[Match, ...]
+    # The code of agent-sandbox itself, where it lies in the project.
+    own_code: tuple[Match, ...] = ()
 
 
 class Mount(Record):

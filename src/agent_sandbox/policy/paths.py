@@ -34,13 +34,18 @@ def normalise(path: str) -> str:
 
 
 def expand(pattern: str, *, base: str, home: str, where: str) -> str:
-    """The absolute form of a pattern; `where` names its origin in errors."""
+    """The absolute form of a pattern; `where` names its origin in errors.
+
+    Only what was written is a pattern: brackets in the project's own path match themselves.
+    """
     if not pattern:
         raise PolicyError(f"cannot use an empty path in {where}", code="empty-path")
     if "\0" in pattern or "\n" in pattern:
         raise PolicyError(
             f"cannot use path {pattern!r} in {where}: control character", code="bad-path"
         )
+    if is_glob(pattern):
+        base, home = escape(base), escape(home)
     if pattern == "~" or pattern.startswith("~/"):
         pattern = home + pattern[1:]
     elif not pattern.startswith("/"):
@@ -53,6 +58,19 @@ def expand(pattern: str, *, base: str, home: str, where: str) -> str:
 def is_glob(pattern: str) -> bool:
     """Whether the pattern needs expansion."""
     return any(c in pattern for c in GLOB_CHARACTERS)
+
+
+def escape(path: str) -> str:
+    """A pattern that matches exactly `path`."""
+    return "".join(f"[{c}]" if c in GLOB_CHARACTERS else c for c in path)
+
+
+def unescape(component: str) -> str | None:
+    """The one name that a component matches; None when it matches several."""
+    plain = component
+    for char in GLOB_CHARACTERS:
+        plain = plain.replace(f"[{char}]", char)
+    return plain if escape(plain) == component else None
 
 
 def within(path: str, root: str) -> bool:
@@ -87,19 +105,22 @@ def parents(path: str) -> list[str]:
 def split_glob(pattern: str) -> tuple[str, list[str]]:
     """The literal directory that a glob starts from, and its remaining components."""
     parts = pattern.strip("/").split("/")
-    fixed = 0
-    while fixed < len(parts) and not is_glob(parts[fixed]):
-        fixed += 1
-    return "/" + "/".join(parts[:fixed]), parts[fixed:]
+    fixed: list[str] = []
+    for part in parts:
+        name = unescape(part)
+        if name is None:
+            break
+        fixed.append(name)
+    return "/" + "/".join(fixed), parts[len(fixed) :]
 
 
 def compile_component(component: str, where: str) -> Matcher:
     """A matcher for one component; the common shapes avoid the general algorithm."""
-    if not is_glob(component):
+    if not is_glob(component) and "\\" not in component:
         return component.__eq__
     if component == "*":
         return lambda _name: True
-    if component.count("*") == 1 and "?" not in component and "[" not in component:
+    if component.count("*") == 1 and not any(c in component for c in "?[\\"):
         head, _, tail = component.partition("*")
         size = len(head) + len(tail)
         return lambda name: len(name) >= size and name.startswith(head) and name.endswith(tail)

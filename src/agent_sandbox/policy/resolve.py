@@ -49,6 +49,9 @@ NOT_A_PROJECT = (
 )  # fmt: skip
 NOT_IN_A_PROJECT = ("/dev", "/proc", "/sys", "/boot", "/etc", "/run/agent-sandbox")
 
+# Directories that the sandbox makes for itself.
+OWN_DIRECTORIES = ("/tmp", "/var/tmp")
+
 STRENGTH = {RW: 0, RO: 1, EXCLUDE: 2}
 
 
@@ -59,11 +62,17 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     notices: list[str] = []
     claims = Claims()
     links: list[Link] = []
+    writable = writable_roots(policy.rules, facts)
     _claim_structure(claims, policy, facts, active)
     _claim_system(claims, links, facts, active)
+    if "@toolchains" in active:
+        _claim_path(claims, links, facts, writable)
+    if policy.network.value == "on" and facts.resolver is not None:
+        _show(claims, links, facts.resolver, RO, "name resolution")
     _claim_project(claims, links, facts, active)
-    _claim_rules(claims, links, policy, facts, notices)
-    _claim_mandatory(claims, facts)
+    _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
+    _claim_rules(claims, links, policy.rules, facts, notices)
+    _claim_mandatory(claims, facts, notices)
     _check_working_directory(claims, facts)
     entries = claims.winners()
     mounts = assemble.mounts_for(entries, links)
@@ -191,14 +200,6 @@ def _claim_system(
     if "@base" in active:
         for match in facts.system:
             _show(claims, links, match, RO, "preset @base")
-    if "@toolchains" in active:
-        for match in facts.path_dirs:
-            # A directory that the sandbox can write must not choose what else is shown.
-            inside = paths.within(match.path, facts.cwd.path) or any(
-                paths.within(link.at, facts.cwd.real) for link in match.links
-            )
-            if not inside and not paths.within(facts.home.real, match.real):
-                _show(claims, links, match, RO, "preset @toolchains: PATH")
     for match in facts.root_secrets:
         _show(claims, [], match, EXCLUDE, "root-only secrets")
     links += facts.home.links
@@ -230,15 +231,48 @@ def _claim_project(
             _show(claims, links, _plain(path), RO, "preset @git: control directory")
     if "@base" in active:
         _show(claims, links, facts.cwd, RW, "preset @base: the project")
+
+
+def _claim_git_config(
+    claims: Claims, facts: HostFacts, writable: list[str], *, shows_home: bool
+) -> None:
+    """The user's git configuration at the place where git looks, never through a planted link."""
     for index, config in enumerate(facts.git_config):
-        entry = Entry(
-            path=config.path, level=RO, kind=FILE, exact=True,
-            source=_built_in("git configuration"),
-            token=f"{WORK_GIT}/{index}" if config.cleaned is not None else config.real,
-            special="copy",
-        )  # fmt: skip
-        if claims.get(config.path) is None:
-            claims.add(entry)
+        if _leads_out(config.path, config.real, config.links, writable):
+            continue
+        # With the real home shown, a link of the user is there already; a mount needs its target.
+        path = config.real if shows_home else config.path
+        if claims.get(path) is None:
+            claims.add(
+                Entry(
+                    path=path,
+                    level=RO,
+                    kind=FILE,
+                    exact=True,
+                    source=_built_in("git configuration"),
+                    token=f"{WORK_GIT}/{index}" if config.cleaned is not None else config.real,
+                    special="copy",
+                )
+            )
+
+
+def _claim_path(claims: Claims, links: list[Link], facts: HostFacts, writable: list[str]) -> None:
+    """Directories on PATH that nothing else shows.
+
+    A directory that the sandbox can write must not choose what else is shown, and a careless PATH
+    must not uncover what the sandbox makes for itself.
+    """
+    for match in facts.path_dirs:
+        own = match.real in OWN_DIRECTORIES or any(
+            paths.within(match.real, tree) for tree in ("/run", "/dev", "/proc", "/sys")
+        )
+        reached = any(
+            paths.within(place, root)
+            for place in (match.path, match.real, *(link.at for link in match.links))
+            for root in (*writable, facts.cwd.path)
+        )
+        if not own and not reached and not paths.within(facts.home.real, match.real):
+            _show(claims, links, match, RO, "preset @toolchains: PATH")
 
 
 def _plain(path: str, kind: str = DIR) -> Match:
@@ -246,10 +280,10 @@ def _plain(path: str, kind: str = DIR) -> Match:
 
 
 def _claim_rules(
-    claims: Claims, links: list[Link], policy: Policy, facts: HostFacts, notices: list[str]
+    claims: Claims, links: list[Link], rules: Iterable[Rule], facts: HostFacts, notices: list[str]
 ) -> None:
-    writable = writable_roots(policy.rules, facts)
-    for rule in policy.rules:
+    writable = writable_roots(rules, facts)
+    for rule in rules:
         found = facts.matches.get(rule.pattern, ())
         if not found and not rule.quiet:
             notices.append(_missing(rule))
@@ -277,9 +311,13 @@ def writable_roots(rules: Iterable[Rule], facts: HostFacts) -> list[str]:
     roots = [facts.cwd.real]
     if facts.git is not None:
         roots.append(facts.git.common_dir)
-    for rule in rules:
-        if rule.level == RW:
-            roots += [m.real for m in facts.matches.get(rule.pattern, ()) if not m.links]
+    found = [
+        match for rule in rules if rule.level == RW for match in facts.matches.get(rule.pattern, ())
+    ]
+    roots += [match.real for match in found if not match.links]
+    # A writable tree may lie behind a link of the user, but not behind one that is in a tree
+    # that is writable already.
+    roots += [match.real for match in found if match.links and planted(match, roots) is None]
     return roots
 
 
@@ -290,6 +328,14 @@ def planted(match: Match, writable: Iterable[str]) -> Link | None:
             if paths.below(link.at, root) and not paths.within(match.real, root):
                 return link
     return None
+
+
+def _leads_out(path: str, real: str, links: tuple[Link, ...], writable: list[str]) -> bool:
+    """Whether a sandbox decides where `path` leads."""
+    match = Match(path=path, real=real, kind=FILE, links=links)
+    return planted(match, writable) is not None or any(
+        paths.within(path, root) and not paths.within(real, root) for root in writable
+    )
 
 
 def _refuse_link(rule: Rule, match: Match, link: Link, notices: list[str]) -> None:
@@ -327,8 +373,16 @@ def _check_reserved(rule: Rule, match: Match, facts: HostFacts) -> None:
         )
 
 
-def _claim_mandatory(claims: Claims, facts: HostFacts) -> None:
-    """Our own state: whoever can write it decides what the next sandbox trusts."""
+def _claim_mandatory(claims: Claims, facts: HostFacts, notices: list[str]) -> None:
+    """Our own state and code: whoever can write them decides what the next sandbox trusts."""
+    if facts.own_code:
+        notices.append(
+            "agent-sandbox is installed in the project and stays read-only there: "
+            "install it elsewhere to work on it or on its environment"
+        )
+    for match in facts.own_code:
+        own = Source(layer=MANDATORY, where="agent-sandbox's own code")
+        claims.add(Entry(path=match.real, level=RO, kind=match.kind, exact=True, source=own))
     source = Source(layer=MANDATORY, where="agent-sandbox's own state")
     claims.add(Entry(path=facts.state_dir, level=EXCLUDE, kind=DIR, exact=True, source=source))
 

@@ -38,9 +38,10 @@ class Policy(Record):
     """What a sandbox may do, for programs. Paths may be relative to the project, globs, or `~`."""
 
     project: str = "."
-    network: str | bool = "on"
-    docker: str | bool = "off"
-    home: str = "private"
+    # None, here and below: the default of the command line, or what the policy files say.
+    network: str | bool | None = None
+    docker: str | bool | None = None
+    home: str | None = None
     read: Sequence[str] = ()
     write: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -72,7 +73,7 @@ def policy_values(policy: Policy) -> dict[str, model.Setting]:
     values: dict[str, model.Setting] = {}
     for field, key in POLICY_KEYS:
         value = getattr(policy, field)
-        if value == Policy.__defaults__[field]:
+        if value is None or value == ():
             continue
         if isinstance(value, str) and settings.BY_KEY[key].kind == settings.PATHS:
             raise UsageError(
