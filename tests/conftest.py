@@ -211,8 +211,49 @@ def superuser(shared: Path) -> As:
     return As("root", uid=0, gid=0, home=home, shared=shared)
 
 
+def add_user() -> str:
+    """Make a throw-away user."""
+    name = f"agsbx-test-{secrets.token_hex(4)}"
+    account("useradd", "--system", "--user-group", "--create-home", "--shell", "/bin/sh", name)
+    return name
+
+
+def remove_user(name: str) -> None:
+    """Kill what the user left running, and remove it with its home."""
+    end_processes(pwd.getpwnam(name).pw_uid)
+    account("userdel", "--remove", name)
+
+
+class Accounts:
+    """Makes each worker's user before any test runs, and removes it after the last.
+
+    useradd replaces /etc/shadow, and a sandbox that root starts at that moment fails.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Called by xdist in the controlling process, for each worker."""
+        if IS_ROOT and shutil.which("useradd"):
+            self.names.append(add_user())
+            node.workerinput["user"] = self.names[-1]
+
+    def pytest_unconfigure(self) -> None:
+        """The workers are gone."""
+        while self.names:
+            remove_user(self.names.pop())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the accounts in the controlling process."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Accounts(), "accounts")
+
+
 @pytest.fixture(scope="session")
-def user(shared: Path) -> Iterator[As]:
+def user(shared: Path, request: pytest.FixtureRequest) -> Iterator[As]:
     """An unprivileged user: one that exists for this session, or we ourselves."""
     if not IS_ROOT:
         home = shared / "home"
@@ -221,14 +262,14 @@ def user(shared: Path) -> Iterator[As]:
         yield As(name, uid=os.getuid(), gid=os.getgid(), home=home, shared=shared)
         return
     must_work(shutil.which("useradd"), "needs useradd to make an unprivileged user")
-    name = f"agsbx-test-{secrets.token_hex(4)}"
-    account("useradd", "--system", "--user-group", "--create-home", "--shell", "/bin/sh", name)
+    given = getattr(request.config, "workerinput", {}).get("user")
+    name = given or add_user()
     entry = pwd.getpwnam(name)
     try:
         yield As(name, uid=entry.pw_uid, gid=entry.pw_gid, home=Path(entry.pw_dir), shared=shared)
     finally:
-        end_processes(entry.pw_uid)
-        account("userdel", "--remove", name)
+        if given is None:
+            remove_user(name)
 
 
 @pytest.fixture(params=["root", "user"] if IS_ROOT else ["self"])

@@ -302,5 +302,5 @@ def test_the_wheel_has_both_commands_and_the_types(tmp_path: Path) -> None:
         (entry_points,) = (name for name in names if name.endswith("/entry_points.txt"))
         commands = archive.read(entry_points).decode()
     assert "agent_sandbox/py.typed" in names
-    assert "agent-sandbox = agent_sandbox.cli.run:main" in commands
+    assert "agent-sandbox = agent_sandbox.cli.run:script" in commands
     assert "sandboxctl = agent_sandbox.cli.ctl:main" in commands

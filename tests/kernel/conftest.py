@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from conftest import IS_ROOT, As, must_work
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(0.005)
     return True
 
 

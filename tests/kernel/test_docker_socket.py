@@ -3,6 +3,7 @@
 Fake engines are Unix sockets with a listener that answers one line. The real one is dockerd.
 """
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import json
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import IS_ROOT, must_work
 
+from conftest import IS_ROOT, must_work
 from kernel.conftest import World, end_group, eventually, toml
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ def test_cannot_reach_an_engine_inside_the_project(
     env = {variable: f"unix://{engine.path}"}
     script = "import os, sys; os.chdir(os.path.dirname(sys.argv[1])); sys.argv[1:] = ['d.sock', 'e.sock']\n"
     moved = "try: os.rename('d.sock', 'e.sock')\nexcept OSError: print('pinned')\n"
-    done = world.sandbox("/usr/bin/python3", "-c", script + moved + CONNECT, str(engine.path), env=env)
+    done = world.sandbox(
+        "/usr/bin/python3", "-c", script + moved + CONNECT, str(engine.path), env=env
+    )
     assert done.stdout.splitlines() == ["pinned", "refused", "refused"], done.stderr
     assert os.listdir(world.project) == ["d.sock"]
     control = world.sandbox("/usr/bin/python3", "-c", script + CONNECT, str(engine.path))
@@ -193,7 +196,9 @@ def test_cannot_reach_a_desktop_engine_with_the_host_home(
     path = world.home / place
     world.runner.directory(path.parent)
     serve(world, engines, path)
-    script = f"cd {path.parent} 2>/dev/null && exec /usr/bin/python3 -c \"$0\" docker.sock || echo refused"
+    script = (
+        f'cd {path.parent} 2>/dev/null && exec /usr/bin/python3 -c "$0" docker.sock || echo refused'
+    )
     for flags in (["--home=host"], ["--ro", f"~/{Path(place).parent}"], ["--rw", "~/.docker"]):
         done = world.sandbox(*flags, "sh", "-c", script, CONNECT)
         assert done.stdout.splitlines() == ["refused"], (flags, done.stderr)
@@ -239,7 +244,13 @@ def test_can_reach_the_engine_when_asked(
         env = {"DOCKER_CONTEXT": "mine"}
     flags = ("--docker", "--ro", str(short))
     done = world.sandbox(
-        *flags, "/usr/bin/python3", "-c", CONNECT, "/var/run/docker.sock", "/run/docker.sock", env=env
+        *flags,
+        "/usr/bin/python3",
+        "-c",
+        CONNECT,
+        "/var/run/docker.sock",
+        "/run/docker.sock",
+        env=env,
     )
     assert done.stdout.splitlines() == ["reached engine"] * 2, done.stderr
     assert "equals root" in done.stderr
@@ -248,7 +259,11 @@ def test_can_reach_the_engine_when_asked(
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("unix:///nowhere/d.sock", "/nowhere/d.sock"), ("tcp://h:1", "not a unix socket"), ("unix://r", "not a unix")],
+    [
+        ("unix:///nowhere/d.sock", "/nowhere/d.sock"),
+        ("tcp://h:1", "not a unix socket"),
+        ("unix://r", "not a unix"),
+    ],
 )
 def test_asking_for_a_missing_engine_is_an_error(world: World, address: str, words: str) -> None:
     """--docker without a socket ends with 125 and says where it looked."""
@@ -298,11 +313,16 @@ def dockerd() -> Iterator[Path]:
     ready = ["docker", "-H", f"unix://{address}", "version"]
     try:
         up = eventually(
-            lambda: daemon.poll() is not None
-            or subprocess.run(ready, capture_output=True, check=False).returncode == 0,
+            lambda: (
+                daemon.poll() is not None
+                or subprocess.run(ready, capture_output=True, check=False).returncode == 0
+            ),
             60,
         )
-        must_work(up and daemon.poll() is None, f"dockerd does not start: {(base / 'log').read_text()[-2000:]}")
+        must_work(
+            up and daemon.poll() is None,
+            f"dockerd does not start: {(base / 'log').read_text()[-2000:]}",
+        )
         address.chmod(0o666)
         yield address
     finally:
@@ -320,7 +340,9 @@ def test_can_use_the_real_engine_only_when_asked(world: World, dockerd: Path) ->
     """`docker version` and `docker ps` work with --docker and fail without, with the real CLI."""
     env = {"DOCKER_HOST": f"unix://{dockerd}"}
     shown = ("--ro", str(dockerd.parent))
-    script = "docker version --format '{{.Server.Version}}' && docker ps -q && docker info >/dev/null"
+    script = (
+        "docker version --format '{{.Server.Version}}' && docker ps -q && docker info >/dev/null"
+    )
     outside = world.outside("sh", "-c", script, env=env)
     assert outside.returncode == 0, outside.stderr
     inside = world.sh(script, "--docker", env=env)

@@ -3,6 +3,7 @@
 Every test looks at the host from outside as well.
 """
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import json
@@ -113,7 +114,12 @@ def test_two_ro_directories_are_both_enforced(world: World) -> None:
     for name in ("a", "b"):
         world.write(f"{name}/f", "old")
     got = report(
-        world, {"a": "echo x > a/f", "b": "echo x > b/f", "c": "echo x > c"}, "--ro", "a", "--ro", "b"
+        world,
+        {"a": "echo x > a/f", "b": "echo x > b/f", "c": "echo x > c"},
+        "--ro",
+        "a",
+        "--ro",
+        "b",
     )
     assert got == {"a": False, "b": False, "c": True}
 
@@ -137,14 +143,33 @@ def test_single_files_can_differ_from_their_directory(world: World) -> None:
         },
         *("--ro", "open/fixed", "--ro", "shut", "--rw", "shut/free"),
     )
-    assert got == {"read": True, "1": False, "2": True, "3": False, "4": True, "5": False, "6": False}
+    assert got == {
+        "read": True,
+        "1": False,
+        "2": True,
+        "3": False,
+        "4": True,
+        "5": False,
+        "6": False,
+    }
     assert world.path("open/fixed").read_text() == "old"
     assert world.path("shut/free").read_text() == "x\n"
 
 
 def test_cannot_write_the_system_trees(world: World) -> None:
     """Nothing of the system is writable, not even for root (who could outside)."""
-    places = ("/", "/usr", "/usr/bin", "/usr/local", "/etc", "/var", "/var/lib", "/run", "/opt", "/sys")
+    places = (
+        "/",
+        "/usr",
+        "/usr/bin",
+        "/usr/local",
+        "/etc",
+        "/var",
+        "/var/lib",
+        "/run",
+        "/opt",
+        "/sys",
+    )
     got = report(world, {p: f"[ -w {p} ] || touch {p}/agsbx-probe" for p in places})
     assert not any(got.values()), got
     if world.runner.uid == 0:
@@ -165,7 +190,7 @@ def test_the_deeper_path_wins(world: World) -> None:
             "parent": "touch a/new",
             "ro": "touch a/ro/new",
             "rw": "touch a/ro/rw/new",
-            "gone": "[ -e b/hidden/f ] || [ \"$(ls b/hidden)\" != rw ]",
+            "gone": '[ -e b/hidden/f ] || [ "$(ls b/hidden)" != rw ]',
             "deep": "echo x > b/hidden/rw/f",
             "sibling": "touch b/shown/new",
             "seal": "touch b/hidden/new",
@@ -260,7 +285,15 @@ def test_exact_in_a_lower_layer_beats_a_glob_in_a_higher(world: World) -> None:
 
 @pytest.mark.parametrize(
     "spelling",
-    ["~/data", "~/data/", "~//data", "../../data", "x/../../../data", "{home}/./data", "{home}/work/../data"],
+    [
+        "~/data",
+        "~/data/",
+        "~//data",
+        "../../data",
+        "x/../../../data",
+        "{home}/./data",
+        "{home}/work/../data",
+    ],
 )
 def test_spellings_of_one_path(world: World, spelling: str) -> None:
     """`~`, `..`, `.`, doubled and trailing slashes name the same directory."""
@@ -273,7 +306,9 @@ def test_other_users_and_variables_stay_literal(world: World) -> None:
     """`~bob` and `$HOME` are names like any other."""
     world.write("~bob", "old")
     world.write("$HOME", "old")
-    got = report(world, {"1": "cat '~bob'", "2": "cat '$HOME'"}, "--exclude", "~bob", "--exclude", "$HOME")
+    got = report(
+        world, {"1": "cat '~bob'", "2": "cat '$HOME'"}, "--exclude", "~bob", "--exclude", "$HOME"
+    )
     assert got == {"1": False, "2": False}
 
 
@@ -333,7 +368,7 @@ def test_globs_hide_directories_and_links_targets(world: World) -> None:
     world.link("secret-dangling", "nowhere")
     got = report(
         world,
-        {"d": "[ -n \"$(ls -A secret-d)\" ]", "l": "cat secret-l", "t": "cat kept/real"},
+        {"d": '[ -n "$(ls -A secret-d)" ]', "l": "cat secret-l", "t": "cat kept/real"},
         "--exclude", "secret-*",
     )  # fmt: skip
     assert got == {"d": False, "l": False, "t": False}
@@ -345,7 +380,9 @@ def test_can_hide_thousands_of_files(world: World) -> None:
     for number in range(2500):
         (many / f"{number}.key").write_text("s")
     world.runner.own(many)
-    done = world.sh("cat many/*.key | wc -c; ls many | wc -l", "--exclude", "many/*.key", timeout=120)
+    done = world.sh(
+        "cat many/*.key | wc -c; ls many | wc -l", "--exclude", "many/*.key", timeout=120
+    )
     assert done.stdout.split() == ["0", "2500"], done.stderr
 
 
@@ -360,7 +397,7 @@ def test_cannot_read_write_or_delete_what_is_excluded(world: World) -> None:
     got = report(
         world,
         {
-            "dir": "[ -d dir ] && [ -z \"$(ls -A dir)\" ]",
+            "dir": '[ -d dir ] && [ -z "$(ls -A dir)" ]',
             "file": "[ -f file ]",
             "sibling": "cat file.example && echo x > file.example",
             "enoent": "[ -e dir/sub ]",
@@ -587,7 +624,9 @@ def test_without_the_git_preset_hooks_are_writable(world: World) -> None:
 
 def test_without_caches_the_cache_is_forgotten(world: World) -> None:
     """`!@caches` makes ~/.cache fresh in each run, while the rest of the private home stays."""
-    script = "cat ~/.cache/c ~/note 2>/dev/null; mkdir -p ~/.cache; echo c > ~/.cache/c; echo n > ~/note"
+    script = (
+        "cat ~/.cache/c ~/note 2>/dev/null; mkdir -p ~/.cache; echo c > ~/.cache/c; echo n > ~/note"
+    )
     world.sh(script)
     assert world.sh(script).stdout == "c\nn\n"
     presets(world, "!@caches")
@@ -609,9 +648,9 @@ def test_host_preset_shows_the_host_without_secrets(world: World) -> None:
             "neighbour": f"cat {neighbour}",
             "write": f"touch {neighbour.parent}/new",
             "home": f"[ -e {world.home}/notes ]",
-            "ssh": f"[ -n \"$(ls -A {world.home}/.ssh)\" ]",
+            "ssh": f'[ -n "$(ls -A {world.home}/.ssh)" ]',
             "netrc": f"cat {world.home}/.netrc",
-            "state": f"[ -n \"$(ls -A {world.state})\" ]",
+            "state": f'[ -n "$(ls -A {world.state})" ]',
             "docker": "ls /run/docker.sock",
             "project": "touch made",
         },
@@ -637,7 +676,14 @@ def test_cannot_see_other_homes_and_projects(world: World) -> None:
     world.write("~/work/other/f", "s")
     world.write("~/document", "s")
     world.write(world.base / "home" / "you" / "f", "s")
-    hidden = ["~/work/other", "~/document", str(world.base / "home" / "you"), "/boot", "/mnt", "/media"]
+    hidden = [
+        "~/work/other",
+        "~/document",
+        str(world.base / "home" / "you"),
+        "/boot",
+        "/mnt",
+        "/media",
+    ]
     got = report(world, {name: f"ls -d {name}" for name in hidden})
     assert not any(got.values()), got
     assert world.outside("cat", world.base / "home" / "you" / "f").returncode == 0
@@ -774,7 +820,7 @@ def test_a_host_home_is_read_only_and_without_secrets(world: World) -> None:
     got = report(
         world,
         {**checks, "read": "cat ~/notes", "write": "echo x > ~/notes", "new": "touch ~/new",
-         "state": f"[ -n \"$(ls -A {world.state})\" ]", "project": "touch made"},
+         "state": f'[ -n "$(ls -A {world.state})" ]', "project": "touch made"},
         "--home=host",
     )  # fmt: skip
     assert [name for name, yes in got.items() if yes] == ["read", "project"]
@@ -810,7 +856,9 @@ def test_policy_files_in_use_cannot_be_written(world: World) -> None:
     mine = world.project_config('network = "off"\n')
     given = world.write("given.toml", "")
     world.global_config("")
-    script = "echo x >> .agent-sandbox.toml; echo x >> given.toml; rm -f .agent-sandbox.toml given.toml"
+    script = (
+        "echo x >> .agent-sandbox.toml; echo x >> given.toml; rm -f .agent-sandbox.toml given.toml"
+    )
     world.sh(script)
     assert mine.read_text() == 'network = "off"\n'
     world.write("given.toml", "")

@@ -1,5 +1,6 @@
 """Git in the sandbox: it works, and what the host's git would execute stays as it was."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import os
@@ -8,8 +9,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import must_work
 
+from conftest import must_work
 from kernel.conftest import World, toml
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def git(world: World, *args: str, cwd: Path | None = None) -> str:
 
 
 def identity(world: World) -> None:
-    world.write("~/.gitconfig", "[user]\n\tname = Me\n\temail = me@example.com\n[init]\n\tdefaultBranch = main\n")
+    world.write(
+        "~/.gitconfig",
+        "[user]\n\tname = Me\n\temail = me@example.com\n[init]\n\tdefaultBranch = main\n",
+    )
 
 
 def repository(world: World, path: Path | None = None) -> Path:
@@ -91,7 +95,12 @@ def test_can_work_in_a_worktree_of_a_repository_elsewhere(world: World) -> None:
     git(world, "worktree", "add", "-q", "-b", "side", str(tree), cwd=main)
     works(world, tree)
     assert world.sh(f"cat {main}/file", cwd=tree).returncode != 0
-    for target in (f"{main}/.git/hooks/x", f"{main}/.git/config", f"{tree}/.git", f"{main}/.git/worktrees/tree/commondir"):
+    for target in (
+        f"{main}/.git/hooks/x",
+        f"{main}/.git/config",
+        f"{tree}/.git",
+        f"{main}/.git/worktrees/tree/commondir",
+    ):
         assert world.sh(f"echo x >> {target}", cwd=tree).returncode != 0, target
     assert git(world, "status", "--short", cwd=tree) == ""
 
@@ -109,7 +118,16 @@ def test_can_work_in_a_submodule(world: World) -> None:
     """Its git directory lies in the superproject's."""
     library = repository(world, world.home / "library")
     top = repository(world)
-    git(world, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    git(
+        world,
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "--quiet",
+        "add",
+        str(library),
+        "lib",
+    )
     git(world, "commit", "-qm", "submodule")
     works(world, top / "lib")
     for target in ("config", "hooks/post-commit"):
@@ -119,7 +137,10 @@ def test_can_work_in_a_submodule(world: World) -> None:
 
 def test_can_find_the_identity_through_links_and_includes(world: World) -> None:
     """~/.gitconfig as a link into a dotfiles directory, with an include of another file."""
-    world.write("~/dotfiles/gitconfig", "[include]\n\tpath = ~/dotfiles/git/me\n[includeIf \"gitdir:~/work/\"]\n\tpath = work.inc\n")
+    world.write(
+        "~/dotfiles/gitconfig",
+        '[include]\n\tpath = ~/dotfiles/git/me\n[includeIf "gitdir:~/work/"]\n\tpath = work.inc\n',
+    )
     world.write("~/dotfiles/git/me", "[user]\n\tname = Included\n")
     world.write("~/dotfiles/work.inc", "[user]\n\temail = work@example.com\n")
     world.write("~/work.inc", "[user]\n\temail = work@example.com\n")
@@ -202,7 +223,9 @@ def test_cannot_create_hooks_where_there_were_none(world: World) -> None:
     """A repository without a hooks directory gets none, and no placeholder stays on the host."""
     repository(world)
     shutil.rmtree(world.project / ".git" / "hooks")
-    script = "mkdir -p .git/hooks; echo evil > .git/hooks/post-commit; git commit -q --allow-empty -m x"
+    script = (
+        "mkdir -p .git/hooks; echo evil > .git/hooks/post-commit; git commit -q --allow-empty -m x"
+    )
     done = world.sh(script)
     assert done.returncode == 0, done.stderr
     assert not (world.project / ".git" / "hooks").exists()
@@ -232,7 +255,9 @@ def test_two_runs_share_a_placeholder(world: World) -> None:
     first = world.start("sh", "-c", "echo ready; read x", **options)
     assert first.stdout is not None
     assert first.stdout.readline() == "ready\n"
-    attack = "echo ready; read x; mkdir -p .git/hooks; echo evil > .git/hooks/post-commit; echo done"
+    attack = (
+        "echo ready; read x; mkdir -p .git/hooks; echo evil > .git/hooks/post-commit; echo done"
+    )
     second = world.start("sh", "-c", attack, stderr=subprocess.DEVNULL, **options)
     assert second.stdout is not None
     assert second.stdout.readline() == "ready\n"
@@ -337,7 +362,9 @@ def test_cannot_read_credentials_of_the_configuration(world: World) -> None:
     world.write("~/.gitsecret", "[gitlab]\n\ttoken = SECRET5\n[core]\n\tpager = cat\n")
     world.write("~/.git-credentials", "https://me:SECRET6@example.com\n")
     git(world, "init", "-q")
-    done = world.sh("git config --list; cat ~/.gitconfig ~/.gitsecret ~/.git-credentials; git st --short; grep -rs SECRET ~ /proc/*/environ")
+    done = world.sh(
+        "git config --list; cat ~/.gitconfig ~/.gitsecret ~/.git-credentials; git st --short; grep -rs SECRET ~ /proc/*/environ"
+    )
     assert "SECRET" not in done.stdout + done.stderr
     assert "user.name=Me" in done.stdout
     assert "core.pager=cat" in done.stdout
@@ -353,7 +380,12 @@ def test_other_branches_are_safe_under_git_strict(world: World) -> None:
     done = world.sh("echo x >> file; git commit -qam on-main")
     assert done.returncode == 0, done.stderr
     head = git(world, "rev-parse", "v1")
-    for attack in ("git branch -f other HEAD", "git branch -D other", "git tag -d v1", "git tag v2"):
+    for attack in (
+        "git branch -f other HEAD",
+        "git branch -D other",
+        "git tag -d v1",
+        "git tag v2",
+    ):
         assert world.sh(attack).returncode != 0, attack
     assert git(world, "rev-parse", "other", "v1") == head * 2
     world.global_config("")

@@ -1,5 +1,6 @@
 """The library as programs use it: each test runs a small program on the host as the identity."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import json
@@ -23,9 +24,15 @@ def show(value): print(json.dumps(value), flush=True)
 """
 
 
-def program(world: World, body: str, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+# How long a command sleeps that must not survive: a number of this worker alone.
+MARK = f"7{os.getpid()}"
+
+
+def program(
+    world: World, body: str, *args: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a program that uses the library, in the project."""
-    return world.python(HEAD + textwrap.dedent(body), *args, **options)
+    return world.python(HEAD + textwrap.dedent(body.replace("MARK", MARK)), *args, **options)
 
 
 def result(world: World, body: str, *args: str, **options: Any) -> Any:
@@ -110,13 +117,13 @@ def test_a_timeout_is_a_result(world: World) -> None:
     got = result(
         world,
         """
-        r = Sandbox().run(["sh", "-c", "trap 'echo term; exit 0' TERM; echo begun; sleep 4242 & wait"], capture=True, timeout=0.5)
-        q = Sandbox(Policy(timeout=0.3)).run(["sleep", "4242"])
+        r = Sandbox().run(["sh", "-c", "trap 'echo term; exit 0' TERM; echo begun; sleep MARK & wait"], capture=True, timeout=0.5)
+        q = Sandbox(Policy(timeout=0.3)).run(["sleep", "MARK"])
         show([r.code, r.timed_out, r.stdout, r.duration < 9, q.code])
         """,
     )
     assert got == [124, True, "begun\nterm\n", True, 124]
-    assert running("sleep", "4242") == []
+    assert running("sleep", MARK) == []
 
 
 def test_check_raises_with_the_result(world: World) -> None:
@@ -193,16 +200,16 @@ def test_can_signal_and_kill_a_running_command(world: World) -> None:
         s = Sandbox()
         p = s.popen(["sh", "-c", "trap 'exit 9' TERM; echo r; while :; do sleep 0.05; done"], stdout=subprocess.PIPE)
         p.stdout.readline(); p.terminate(); one = p.wait(10); p.close()
-        q = s.popen(["sh", "-c", "trap '' TERM; echo r; sleep 4343 & sleep 4343"], stdout=subprocess.PIPE)
+        q = s.popen(["sh", "-c", "trap '' TERM; echo r; sleep MARK & sleep MARK"], stdout=subprocess.PIPE)
         q.stdout.readline(); q.terminate(); q.kill(); two = q.wait(10); q.close()
-        with s.popen(["sh", "-c", "echo r; sleep 4343"], stdout=subprocess.PIPE) as r: r.stdout.readline()
-        try: s.popen(["sleep", "4343"]).wait(0.2)
+        with s.popen(["sh", "-c", "echo r; sleep MARK"], stdout=subprocess.PIPE) as r: r.stdout.readline()
+        try: s.popen(["sleep", "MARK"]).wait(0.2)
         except subprocess.TimeoutExpired: late = True
         show([one, two, late])
         """,
     )
     assert got == [9, 137, True]
-    assert running("sleep", "4343") == []
+    assert running("sleep", MARK) == []
     world.sh("true")
     assert world.workspaces() == []
 
@@ -230,14 +237,14 @@ def test_a_wrapped_command_dies_with_its_starter(world: World) -> None:
     done = program(
         world,
         """
-        w = Sandbox().wrap(["sh", "-c", "echo r; sleep 4444"])
+        w = Sandbox().wrap(["sh", "-c", "echo r; sleep MARK"])
         p = subprocess.Popen(w.argv, pass_fds=w.fds, env=w.env, stdout=subprocess.PIPE)
         p.stdout.readline()
         os.kill(os.getpid(), 9)
         """,
     )
     assert done.returncode == -9
-    assert eventually(lambda: not running("sleep", "4444"))
+    assert eventually(lambda: not running("sleep", MARK))
 
 
 def test_can_run_asynchronously(world: World) -> None:
@@ -270,19 +277,19 @@ def test_cancelling_kills(world: World) -> None:
         """
         async def main():
             s = Sandbox()
-            task = asyncio.create_task(s.arun(["sh", "-c", "trap '' TERM; sleep 4545"]))
+            task = asyncio.create_task(s.arun(["sh", "-c", "trap '' TERM; sleep MARK"]))
             await asyncio.sleep(0.4)
             began = time.monotonic()
             task.cancel()
             try: await task
             except asyncio.CancelledError: show(["cancelled", time.monotonic() - began < 3])
-            try: await asyncio.wait_for(s.arun(["sleep", "4545"]), 0.3)
+            try: await asyncio.wait_for(s.arun(["sleep", "MARK"]), 0.3)
             except TimeoutError: pass
         asyncio.run(main())
         """,
     )
     assert got == ["cancelled", True]
-    assert running("sleep", "4545") == []
+    assert running("sleep", MARK) == []
     assert world.workspaces() == []
 
 
@@ -309,12 +316,12 @@ def test_leaving_an_asynchronous_block_kills(world: World) -> None:
         world,
         """
         async def main():
-            async with await Sandbox().apopen(["sh", "-c", "echo r; sleep 4646"]) as p:
+            async with await Sandbox().apopen(["sh", "-c", "echo r; sleep MARK"]) as p:
                 await p.stdout.readline()
         asyncio.run(main())
         """,
     )
-    assert running("sleep", "4646") == []
+    assert running("sleep", MARK) == []
     assert world.workspaces() == []
 
 
@@ -423,12 +430,12 @@ def test_a_killed_program_leaves_no_process(world: World) -> None:
     done = program(
         world,
         """
-        p = Sandbox().popen(["sh", "-c", "echo r; setsid sleep 4747 & sleep 4747"], stdout=subprocess.PIPE)
+        p = Sandbox().popen(["sh", "-c", "echo r; setsid sleep MARK & sleep MARK"], stdout=subprocess.PIPE)
         p.stdout.readline()
         os.kill(os.getpid(), 9)
         """,
     )
     assert done.returncode == -9
-    assert eventually(lambda: not running("sleep", "4747"))
+    assert eventually(lambda: not running("sleep", MARK))
     world.sh("true")
     assert world.workspaces() == []

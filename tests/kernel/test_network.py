@@ -1,5 +1,6 @@
 """The network: shared or absent, abstract sockets closed, names resolved whatever resolv.conf is."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import os
@@ -13,8 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import IS_ROOT, must_work
 
+from conftest import IS_ROOT, must_work
 from kernel.conftest import World, toml
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ def test_can_use_abstract_sockets_inside(world: World) -> None:
 
 def test_names_are_resolved(world: World) -> None:
     """hosts, nsswitch and resolv.conf are readable with the network on."""
-    done = world.sh("getent hosts localhost; cat /etc/nsswitch.conf /etc/hosts >/dev/null; cat /etc/resolv.conf")
+    done = world.sh(
+        "getent hosts localhost; cat /etc/nsswitch.conf /etc/hosts >/dev/null; cat /etc/resolv.conf"
+    )
     assert "localhost" in done.stdout
     if os.path.exists("/etc/resolv.conf"):
         assert done.returncode == 0, done.stderr
@@ -166,7 +169,7 @@ NAMESERVER = "nameserver 192.0.2.1\n"
 
 
 @pytest.fixture
-def host_with(world: World) -> Iterator[object]:
+def host_with(world: World) -> object:
     """Runs a command on a host whose /etc/resolv.conf is as told, in a mount namespace of its own."""
     must_work(IS_ROOT, "needs root for another /etc in a private mount namespace")
     must_work(shutil.which("unshare") and shutil.which("setpriv"), "needs unshare and setpriv")
@@ -203,7 +206,7 @@ def host_with(world: World) -> Iterator[object]:
             capture_output=True, text=True, check=False, env=env, timeout=60,
         )  # fmt: skip
 
-    yield run
+    return run
 
 
 @pytest.mark.parametrize("shape", RESOLVERS)
@@ -225,7 +228,9 @@ def test_cannot_see_more_of_run_than_the_resolver_needs(world: World, host_with:
     files = {**RESOLVERS["stub"], "run/systemd/resolve/secret": None, "run/service.sock": None}
     done = host_with(files, world.argv("sh", "-c", "find /run -type f -o -type s"))  # type: ignore[operator]
     shown = set(done.stdout.split())
-    assert shown == {"/run/systemd/resolve/stub-resolv.conf", "/run/agent-sandbox/marker"}, done.stderr
+    assert shown == {"/run/systemd/resolve/stub-resolv.conf", "/run/agent-sandbox/marker"}, (
+        done.stderr
+    )
 
 
 def test_without_network_the_resolver_is_not_shown(world: World, host_with: object) -> None:

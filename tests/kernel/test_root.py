@@ -1,5 +1,6 @@
 """Root gets the same guarantees: no capabilities, no way to undo a mount, no system secrets."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import os
@@ -8,8 +9,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import must_work
 
+from conftest import must_work
 from kernel.conftest import World, must_start
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def test_cannot_write_kernel_settings(world: World) -> None:
     )
     assert world.sh(look).stdout == ""
     # The control: uid 0 without a single capability, as the sandbox has it, but with its own /proc.
-    control = world.outside(*BARE, "--cap-drop", "ALL", "test", "-w", "/proc/sys/kernel/core_pattern")
+    control = world.outside(
+        *BARE, "--cap-drop", "ALL", "test", "-w", "/proc/sys/kernel/core_pattern"
+    )
     assert control.returncode == 0
 
 
@@ -99,7 +102,9 @@ def test_cannot_read_root_only_secrets(world: World) -> None:
         if os.path.exists(f"/etc/{name}")
     ]  # fmt: skip
     assert closed
-    done = world.sh(f"for f in {' '.join(closed)}; do cat $f; chmod 600 $f; cat $f; done; cat /etc/hostname >&2")
+    done = world.sh(
+        f"for f in {' '.join(closed)}; do cat $f; chmod 600 $f; cat $f; done; cat /etc/hostname >&2"
+    )
     assert done.stdout == ""
     assert world.outside("cat", closed[0]).stdout != ""
     assert world.sh("cat /etc/passwd").stdout.startswith("root:")
@@ -157,3 +162,24 @@ def test_cannot_reach_kernel_interfaces(world: World) -> None:
     )
     assert "OPEN" not in done.stdout
     assert "vda" not in done.stdout
+
+
+def test_cannot_change_the_host_s_device_nodes(world: World) -> None:
+    """Root owns them, and a bind of the host's node would carry a new mode outside."""
+    names = ("null", "zero", "full", "random", "urandom", "tty")
+    before = [os.stat(f"/dev/{name}").st_mode for name in names]
+    done = world.sh(
+        "chmod 600 /dev/null /dev/zero /dev/tty; stat -c %a /dev/null; echo x >/dev/zero"
+    )
+    assert done.stdout == "600\n"
+    assert [os.stat(f"/dev/{name}").st_mode for name in names] == before
+    # The next sandbox is not harmed by what this one did.
+    again = world.sh("stat -c %a /dev/null; head -c 3 /dev/zero | wc -c; echo x >/dev/null")
+    assert (again.returncode, again.stdout.split()) == (0, ["666", "3"])
+    # The control, on a node of our own: bwrap's bind of a node lets its owner change it.
+    node = world.path("node")
+    os.mknod(node, 0o020666, os.makedev(1, 3))
+    world.outside(
+        *BARE, "--cap-drop", "ALL", "--dev-bind", str(node), str(node), "chmod", "600", str(node)
+    )
+    assert node.stat().st_mode & 0o777 == 0o600

@@ -1,5 +1,6 @@
 """The terminal as people use it, driven through tmux: job control, keys, resize, full screen."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import itertools
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import must_work
 
+from conftest import must_work
 from kernel.conftest import World, eventually
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class Terminal:
         self.world = world
         self.sockets = world.mkdir(world.base / "tmux")
         self._ids = itertools.count()
-        tool = world.write(world.base / "as", "#!/bin/sh\nexec " + " ".join(world.argv()) + ' "$@"\n', 0o755)
+        tool = world.write(
+            world.base / "as", "#!/bin/sh\nexec " + " ".join(world.argv()) + ' "$@"\n', 0o755
+        )
         shell = f"env PS1='outer> ' PATH={tool.parent}:/usr/bin:/bin bash --norc --noprofile"
         self._tmux("new-session", "-d", "-x", "100", "-y", "30", "-c", str(world.project), shell)
         self.expect("outer>")
@@ -52,7 +55,9 @@ class Terminal:
 
     def expect(self, text: str, seconds: float = 15) -> None:
         """Wait until a text is on the screen."""
-        assert eventually(lambda: text in self.screen(), seconds), f"no {text!r} in:\n{self.screen()}"
+        assert eventually(lambda: text in self.screen(), seconds), (
+            f"no {text!r} in:\n{self.screen()}"
+        )
 
     def answer(self, prompt: str) -> None:
         """Wait until the shell with that prompt answers: it is in the foreground and reads."""
@@ -145,7 +150,9 @@ def test_can_suspend_twice_and_end_a_stopped_command(terminal: Terminal) -> None
 
 def test_ctrl_c_reaches_the_commands_handler_once(terminal: Terminal) -> None:
     """The terminal signals the whole group; the command must not get it twice."""
-    terminal.type("""as sh -c 'trap "echo caught" INT; echo ready-$((1+1)); sleep 1000; sleep 1; echo end; exit 5'""")
+    terminal.type(
+        """as sh -c 'trap "echo caught" INT; echo ready-$((1+1)); sleep 1000; sleep 1; echo end; exit 5'"""
+    )
     terminal.expect("ready-2")
     time.sleep(0.2)
     terminal.keys("C-c")
@@ -157,7 +164,9 @@ def test_ctrl_c_reaches_the_commands_handler_once(terminal: Terminal) -> None:
 
 def test_resize_reaches_the_command(terminal: Terminal) -> None:
     """SIGWINCH arrives inside, and the new size can be asked for."""
-    terminal.type("""as bash -c 'trap "stty size" WINCH; echo ready-$((1+1)); while :; do sleep 0.1; done'""")
+    terminal.type(
+        """as bash -c 'trap "stty size" WINCH; echo ready-$((1+1)); while :; do sleep 0.1; done'"""
+    )
     terminal.expect("ready-2")
     terminal.resize(90, 20)
     terminal.expect("20 90")
@@ -217,7 +226,9 @@ for request in (0x5412, 0x100005412, 0xdeadbeef00005412):
 def test_cannot_type_into_the_callers_terminal(terminal: Terminal) -> None:
     """TIOCSTI is refused, with dirty upper bits too; without the sandbox the text arrives."""
     legacy = Path("/proc/sys/dev/tty/legacy_tiocsti")
-    allowed = terminal.world.runner.uid == 0 or (legacy.exists() and legacy.read_text().strip() == "1")
+    allowed = terminal.world.runner.uid == 0 or (
+        legacy.exists() and legacy.read_text().strip() == "1"
+    )
     code = terminal.world.write("sti.py", STI)
     if allowed:
         terminal.type(f"/usr/bin/python3 {code}")

@@ -1,5 +1,6 @@
 """A project's own policy file may only tighten, unless the user has trusted exactly that content."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import pytest
@@ -25,6 +26,7 @@ WIDENING = {
     "lint": '[filesystem]\npresets = ["!@lint/all"]',
     "all": '[filesystem]\npresets = ["!@all", "@base"]',
     "env.keep": '[env]\nkeep = ["SECRET_TOKEN"]',
+    "env.set": '[env]\nset = { NODE_OPTIONS = "--require ./x.js" }',
     "timeout": "[limits]\ntimeout = 900",
 }
 GLOBAL = toml(
@@ -62,7 +64,6 @@ TIGHTENING = {
     "ro": ('[filesystem]\nro = ["f"]', "cat f && ! touch f"),
     "rw": ('[filesystem]\nrw = ["f"]', "touch f"),
     "strict": ('[filesystem]\npresets = ["@git-strict", "!@toolchains"]', "true"),
-    "set": ('[env]\nset = { CI = "yes" }', '[ "$CI" = yes ]'),
     "limits": ("[limits]\ntimeout = 30", "true"),
     "profile none": ('docker = "off"', "true"),
 }
@@ -156,7 +157,7 @@ def test_a_second_file_beside_the_first_cannot_widen(world: World, suffix: str) 
     """Planting another format next to the user's file is an error at the next start, not a choice."""
     world.write("~/data/f", "s")
     world.project_config('network = "off"\n')
-    world.sh(f"echo '{{\"network\": \"on\"}}' > .agent-sandbox.{suffix}")
+    world.sh(f'echo \'{{"network": "on"}}\' > .agent-sandbox.{suffix}')
     done = world.sh("[ $(grep -c : /proc/net/dev) -gt 1 ]")
     assert done.returncode != 0
     assert not world.path(f".agent-sandbox.{suffix}").exists() or "both exist" in done.stderr

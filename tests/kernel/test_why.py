@@ -1,5 +1,6 @@
 """`sandboxctl why` and --debug tell the truth: their answers are compared with what happens."""
 
+# ruff: noqa: E501 - a script for the inside reads better in one piece
 from __future__ import annotations
 
 import json
@@ -29,11 +30,27 @@ def ask(world: World, target: str, *flags: str) -> dict[str, str]:
 
 def test_why_agrees_with_reality(world: World) -> None:
     """For each path: what `why` says is what a process inside finds."""
-    for name in ("plain", "fixed/f", "hidden/f", "hidden/open/f", "pyproject.toml", "~/data/f", "~/none/f"):
+    for name in (
+        "plain",
+        "fixed/f",
+        "hidden/f",
+        "hidden/open/f",
+        "pyproject.toml",
+        "~/data/f",
+        "~/none/f",
+    ):
         world.write(name, "x")
     world.link("alias", "fixed/f")
     world.global_config(
-        toml({"filesystem": {"ro": ["fixed", "~/data"], "exclude": ["hidden"], "rw": ["hidden/open"]}})
+        toml(
+            {
+                "filesystem": {
+                    "ro": ["fixed", "~/data"],
+                    "exclude": ["hidden"],
+                    "rw": ["hidden/open"],
+                }
+            }
+        )
     )
     paths = [
         "plain", "fixed/f", "hidden/f", "hidden/open/f", "pyproject.toml", "alias", "~/data/f",

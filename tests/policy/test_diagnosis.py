@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from agent_sandbox.policy import diagnosis
+from agent_sandbox.policy import remedies
 from agent_sandbox.policy.diagnosis import (
     CAPABILITIES,
     FAIL,
@@ -25,8 +25,8 @@ from agent_sandbox.policy.diagnosis import (
     Finding,
     Probes,
     diagnose,
-    profile_text,
 )
+from agent_sandbox.policy.remedies import profile_text
 
 TRIED = tuple(Attempt(layer=layer, ok=True) for layer in LAYERS if layer != START)
 HEALTHY = Probes(
@@ -334,7 +334,7 @@ def test_every_cause_can_be_reached() -> None:
     rows = test_a_refused_layer_is_explained.pytestmark[0].args[1]
     used = set()
     for layer, error, changes, *_ in rows:
-        failure = diagnosis.Failure(probes=HEALTHY.replace(**changes), layer=layer, error=error)
-        hits = [n for n, cause in enumerate(diagnosis.CAUSES) if cause.applies(failure)]
+        failure = remedies.Failure(probes=HEALTHY.replace(**changes), layer=layer, error=error)
+        hits = [n for n, cause in enumerate(remedies.CAUSES) if cause.applies(failure)]
         used |= set(hits[:1])
-    assert used == set(range(len(diagnosis.CAUSES)))
+    assert used == set(range(len(remedies.CAUSES)))

@@ -9,7 +9,7 @@ import pytest
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import paths
-from agent_sandbox.policy.explain import ABSENT, PRIVATE, link_target, look_up, sentence
+from agent_sandbox.policy.explain import ABSENT, PRIVATE, link_target, look_up, rule_of
 from agent_sandbox.policy.model import (
     DIR,
     EXCLUDE,
@@ -812,8 +812,16 @@ def test_look_up_finds_the_deepest_mount_and_the_later_one() -> None:
     assert view.level == RW
     assert view.mount is not None
     assert view.mount.dest == f"{CWD}/a/x"
-    assert "flags: filesystem.rw" in sentence(view)
-    assert "nothing shows it" in sentence(look_up(plan, "/nowhere"))
+    assert "flags: filesystem.rw" in rule_of(plan, view)
+    assert "nothing shows it" in rule_of(plan, look_up(plan, "/nowhere"))
+
+
+def test_a_rule_is_named_also_where_it_changes_nothing() -> None:
+    """`--rw` over an exclude of a lower layer leaves the project as it was, and is the rule."""
+    plan = plan_of(files("a/x"), user=rules(exclude=["a"]), flags=rules(rw=["a"]))
+    view = look_up(plan, f"{CWD}/a/x")
+    assert view.level == RW
+    assert rule_of(plan, view) == "flags: filesystem.rw"
 
 
 def test_look_up_knows_private_and_absent_places() -> None:

@@ -9,6 +9,7 @@ from ..errors import (
     EXIT_CANNOT_BUILD,
     EXIT_CANNOT_EXECUTE,
     EXIT_NOT_FOUND,
+    EXIT_SIGNAL_BASE,
     CommandError,
     HostError,
     InternalBug,
@@ -34,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     except SandboxError as error:
         output.error(PROGRAM, error)
         return error.exit_code
+    except KeyboardInterrupt:
+        # Before the command began; from then on Ctrl-C is the command's own.
+        return EXIT_SIGNAL_BASE + 2
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -154,7 +158,8 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
     from ..launch import execute, workspace
     from ..sandbox import prepare
 
-    built = prepare.build(prepared, parsed.command, shield=True)
+    signals = execute.Signals()
+    built = prepare.build(prepared, parsed.command, heeded=signals.heeded)
     keep = "--keep-workspace" in parsed.switches
     enforcer = None
     try:
@@ -163,8 +168,8 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
         name = os.path.basename(built.space.path)
         enforcer = prepare.make_enforcer(prepared.plan, prepared.facts.uid, name)
         outcome = execute.run(
-            built.command, timeout=prepared.plan.limits.timeout, shield=built.shield,
-            enforcer=enforcer,
+            built.command, signals=signals, timeout=prepared.plan.limits.timeout,
+            shield=built.shield, enforcer=enforcer,
         )  # fmt: skip
     finally:
         if enforcer is not None:

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     # A file with errors would fail later, when nobody remembers what was agreed to.
     decode(files.parse(text, path), rank=PROJECT, file=path)
     os.makedirs(os.path.dirname(record), mode=0o700, exist_ok=True)
-    fresh = f"{record}.{os.getpid()}"
+    fresh = f"{record}.{os.urandom(4).hex()}"
     with open(fresh, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{trust.content_digest(text)}\n{path}\n")
     os.replace(fresh, record)

@@ -78,7 +78,7 @@ def _path(prepared: Prepared, target: str) -> Answer:
     link = explain.link_target(made, full)
     if view.level == explain.ABSENT and link is not None:
         view = explain.look_up(made, link)
-    rule = view.mount.rule if view.mount is not None and view.mount.rule else "nothing shows it"
+    rule = explain.rule_of(made, view)
     detail = explain.LEVEL_WORDS[view.level]
     if real != full:
         detail += f" (leads to {real})"

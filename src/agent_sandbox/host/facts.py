@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..policy.model import Rule
+    from ..policy.model import GitLayout, Rule
 
 SYSTEM_TREES = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu",
@@ -142,6 +142,8 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     if policy.docker.value == "on":
         wanted, docker = _docker_socket(at, env, locator)
     active = {str(p.value) for p in policy.presets}
+    git_config = git.user_config(at.home, env, locator)
+    hooks = git.user_hooks_path(git_config)
     return HostFacts(
         uid=at.uid, gid=at.gid, user=at.user, home=at.home,
         cwd=Match(path=at.path, real=at.real, kind=at.kind, links=at.links),
@@ -151,11 +153,17 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
         matches=_matches(policy.rules, locator),
         resolver=_resolver(locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
-        git=git.layout(at, strict="@git-strict" in active) if "@git" in active else None,
-        git_config=git.user_config(at.home, env, locator),
+        git=_git_layout(at, active, hooks),
+        git_config=git_config,
         root_secrets=_root_secrets(at.uid, locator),
         own_code=_own_code(at.real, locator),
     )  # fmt: skip
+
+
+def _git_layout(at: Place, active: set[str], hooks: str | None) -> GitLayout | None:
+    if "@git" not in active:
+        return None
+    return git.layout(at, strict="@git-strict" in active, hooks_path=hooks)
 
 
 def _found(wanted: Iterable[str], locator: Locator) -> tuple[Match, ...]:

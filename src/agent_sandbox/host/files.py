@@ -77,7 +77,8 @@ def read_text(path: str) -> str:
 
 def read(path: str, rank: int) -> Layer:
     """Read and decode one file."""
-    return decode(parse(read_text(path), path), rank=rank, file=path)
+    text = read_text(path)
+    return decode(parse(text, path), rank=rank, file=path).replace(text=text)
 
 
 def parse(text: str, path: str) -> object:

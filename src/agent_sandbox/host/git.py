@@ -14,7 +14,7 @@ from ..policy.model import FILE, ConfigFile, GitLayout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..policy.model import Match
     from .facts import Place
@@ -27,8 +27,8 @@ MAX_BYTES = 1 << 20
 MAX_MODULES = 256
 
 
-def layout(at: Place, *, strict: bool) -> GitLayout | None:
-    """The repository that holds the project, or None."""
+def layout(at: Place, *, strict: bool, hooks_path: str | None = None) -> GitLayout | None:
+    """The repository that holds the project, or None. `hooks_path`: what the user's config says."""
     top = _top(at)
     if top is None:
         return None
@@ -49,13 +49,20 @@ def layout(at: Place, *, strict: bool) -> GitLayout | None:
         git_dir, common = linked
     if paths.within(at.home.real, common):
         return None
-    control, absent = _control(git_dir, common, dot, top)
+    control = _control(git_dir, common, dot)
+    absent = [path for path in _wanted_hooks(common) if not os.path.lexists(path)]
+    hooks, missing = _hooks_path(git_dir, common, top, hooks_path)
     if strict:
         control += _strict(git_dir, common)
     return GitLayout(
-        top=top, git_dir=git_dir, common_dir=common, linked=git_dir != dot,
-        control=tuple(dict.fromkeys(control)), absent=tuple(absent),
-    )  # fmt: skip
+        top=top,
+        git_dir=git_dir,
+        common_dir=common,
+        linked=git_dir != dot,
+        control=tuple(dict.fromkeys([*control, *hooks])),
+        absent=tuple(dict.fromkeys([*absent, *missing])),
+        absent_files=tuple(_absent_files(git_dir, common)),
+    )
 
 
 def _top(at: Place) -> str | None:
@@ -128,15 +135,20 @@ def _directory(named: str, base: str) -> str | None:
     return path if os.path.isdir(path) else None
 
 
-def _control(git_dir: str, common: str, dot: str, top: str) -> tuple[list[str], list[str]]:
-    """Existing control files (directories end in '/'), and control directories that are missing.
+def _git_dirs(git_dir: str, common: str) -> list[str]:
+    """The repository's git directories: the common one, ours, and those of its worktrees."""
+    worktrees = [f"{common}/worktrees/{name}" for name in _names(f"{common}/worktrees")]
+    return list(dict.fromkeys((common, git_dir, *worktrees)))
+
+
+def _control(git_dir: str, common: str, dot: str) -> list[str]:
+    """Existing control files; directories end in '/'.
 
     Everything listed is real: a bind would follow a planted link to somewhere else.
     """
-    worktrees = [f"{common}/worktrees/{name}" for name in _names(f"{common}/worktrees")]
     modules = _modules(common)
     found: list[str] = []
-    for home in dict.fromkeys((common, git_dir, *worktrees, *modules)):
+    for home in (*_git_dirs(git_dir, common), *modules):
         files = [f"{home}/{name}" for name in CONTROL_FILES]
         found += [path for path in files if os.path.isfile(path) and _is_real(path)]
         directories = [f"{home}/{name}" for name in CONTROL_DIRS]
@@ -148,12 +160,21 @@ def _control(git_dir: str, common: str, dot: str, top: str) -> tuple[list[str], 
                 hint="put the file itself there, or leave git out with the preset !@git",
                 code="git-link",
             )
-    if git_dir != dot:
-        found.append(dot)
-    hooks, absent = _hooks_path(common, top)
-    wanted = [f"{home}/{name}" for home in (common, *modules) for name in CONTROL_DIRS]
-    absent += [path for path in wanted if not os.path.lexists(path)]
-    return [*found, *hooks], absent
+    return [*found, dot] if git_dir != dot else found
+
+
+def _wanted_hooks(common: str) -> list[str]:
+    return [f"{home}/{name}" for home in (common, *_modules(common)) for name in CONTROL_DIRS]
+
+
+def _absent_files(git_dir: str, common: str) -> list[str]:
+    """`config.worktree` where git would read it if it were there (extensions.worktreeConfig)."""
+    parsed = gitconfig.entries(_read(f"{common}/config") or "")
+    switch = gitconfig.value_of(parsed, "extensions", "worktreeconfig")
+    if switch is None or switch.lower() in ("false", "no", "off", "0"):
+        return []
+    wanted = [f"{home}/config.worktree" for home in _git_dirs(git_dir, common) if _is_real(home)]
+    return [path for path in wanted if not os.path.lexists(path)]
 
 
 def _is_real(path: str) -> bool:
@@ -161,10 +182,14 @@ def _is_real(path: str) -> bool:
     return os.path.realpath(path) == path
 
 
-def _hooks_path(common: str, top: str) -> tuple[list[str], list[str]]:
+def _hooks_path(
+    git_dir: str, common: str, top: str, of_user: str | None
+) -> tuple[list[str], list[str]]:
     """The directory of core.hooksPath in the repository (husky and the like), or what misses."""
-    parsed = gitconfig.entries(_read(f"{common}/config") or "")
-    named = gitconfig.value_of(parsed, "core", "hookspath")
+    named = of_user
+    for file in (f"{common}/config", f"{common}/config.worktree", f"{git_dir}/config.worktree"):
+        parsed = gitconfig.entries(_read(file) or "")
+        named = gitconfig.value_of(parsed, "core", "hookspath") or named
     if not named or named.startswith("~"):
         return [], []
     path = os.path.realpath(named if named.startswith("/") else f"{top}/{named}")
@@ -174,6 +199,15 @@ def _hooks_path(common: str, top: str) -> tuple[list[str], list[str]]:
         return [path + "/"], []
     missing = [p for p in (path, *paths.parents(path)) if not os.path.lexists(p)]
     return [], sorted(missing)
+
+
+def user_hooks_path(configs: Iterable[ConfigFile]) -> str | None:
+    """core.hooksPath of the user's own configuration, which every repository obeys."""
+    found = None
+    for config in configs:
+        parsed = gitconfig.entries(config.cleaned or "")
+        found = gitconfig.value_of(parsed, "core", "hookspath") or found
+    return found
 
 
 def _names(directory: str) -> list[str]:

@@ -62,7 +62,7 @@ def check(bwrap: str, required: Sequence[str], state_dir: str) -> Tools:
         pass
     _check_bwrap(bwrap, required)
     usable = env if env and _resets_signals(env) else ""
-    fresh = f"{memory}.{os.getpid()}"
+    fresh = f"{memory}.{os.urandom(4).hex()}"
     with open(fresh, "w", encoding="utf-8") as file:
         file.write(f"{identity}\n{usable}\n")
     os.replace(fresh, memory)

@@ -9,6 +9,7 @@ from ..errors import HostError
 from ..policy import paths
 from ..policy.assemble import IN_HOME
 from ..policy.model import (
+    DEVICES,
     MASK_DIR,
     MASK_FILE,
     PRIVATE_HOME,
@@ -32,8 +33,8 @@ MAX_ARGUMENTS = 9000
 # bwrap parses the whole mount table at every bind: 1,000 take it 1.6 s, 2,000 already 6 s.
 BULK_ABOVE = 150
 REQUIRED_OPTIONS = (
-    "--args", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "--perms",
-    "--remount-ro", "--file", "--seccomp", "--json-status-fd", "--block-fd",
+    "--args", "--dev-bind", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop",
+    "--perms", "--remount-ro", "--file", "--seccomp", "--json-status-fd", "--block-fd",
 )  # fmt: skip
 # Signals that must not end bwrap's own outer process: it would take the command with it before the
 # command's handlers ran. They are ignored around bwrap and set back for the command.
@@ -46,6 +47,8 @@ class Places(Record):
     work: str
     home: str
     masks: str
+    # Private device nodes, or the host's own.
+    devices: str = "/dev"
 
 
 class Command(Record):
@@ -63,7 +66,7 @@ class Command(Record):
 
 def command(
     plan: Plan, places: Places, argv: Sequence[str], *, program: str, filter_bytes: bytes,
-    reset_signals: str = "",
+    reset_signals: str = "", heeded: Sequence[str] = SHIELDED,
 ) -> Command:  # fmt: skip
     """Build the bwrap command for a plan."""
     options = ["--unshare-all"]
@@ -75,7 +78,8 @@ def command(
     mounts, bulk = _split(plan.mounts)
     for mount in mounts:
         options += _arguments(mount, places, texts)
-    options += ["--chdir", plan.cwd]
+    # The name that the user typed, links and all; every link on the way is there.
+    options += ["--chdir", plan.env.get("PWD") or plan.cwd]
     for name, value in sorted(plan.env.items()):
         options += ["--setenv", name, value]
     if len(options) + len(argv) > MAX_ARGUMENTS - 100:
@@ -88,7 +92,7 @@ def command(
     return Command(
         program=program,
         options=tuple(options),
-        command=(*_trampoline(argv, reset_signals), *argv),
+        command=(*_trampoline(argv, reset_signals, heeded), *argv),
         texts=tuple(texts),
         bulk=bulk,
     )
@@ -118,11 +122,11 @@ def _split(
     return kept, tuple(bulk)
 
 
-def _trampoline(argv: Sequence[str], reset_signals: str) -> tuple[str, ...]:
+def _trampoline(argv: Sequence[str], reset_signals: str, heeded: Sequence[str]) -> tuple[str, ...]:
     """`env` puts the shielded signals back to their defaults, and reports 126 and 127."""
-    if not reset_signals or "=" in argv[0]:
+    if not reset_signals or not heeded or "=" in argv[0]:
         return ()
-    return (reset_signals, "--default-signal=" + ",".join(SHIELDED), "--")
+    return (reset_signals, "--default-signal=" + ",".join(heeded), "--")
 
 
 def descriptor_token(index: int) -> str:
@@ -144,6 +148,8 @@ def source_path(token: str, places: Places) -> str:
     }
     if token in fixed:
         return fixed[token]
+    if paths.below(token, DEVICES):
+        return places.devices + token[len(DEVICES) :]
     for prefix in (WORK_CACHES, WORK_GIT):
         if paths.below(token, prefix):
             return places.work + token[len("@work") :]
@@ -155,10 +161,8 @@ def _arguments(
 ) -> tuple[str, ...]:
     dest = mount.dest
     kind = mount.kind
-    if kind in ("ro", "mask-dir", "mask-file"):
-        return ("--ro-bind", source_path(mount.source, places), dest)
-    if kind in ("rw", "pin"):
-        return ("--bind", source_path(mount.source, places), dest)
+    if kind in BINDS:
+        return (BINDS[kind], source_path(mount.source, places), dest)
     if kind == "tmpfs":
         mode = "0700" if dest.startswith("/run/user/") else "0755"
         return ("--perms", mode, "--tmpfs", dest)
@@ -171,6 +175,14 @@ def _arguments(
     return (SIMPLE[kind], dest)
 
 
+BINDS: Mapping[str, str] = {
+    "ro": "--ro-bind",
+    "mask-dir": "--ro-bind",
+    "mask-file": "--ro-bind",
+    "rw": "--bind",
+    "pin": "--bind",
+    "device": "--dev-bind",
+}
 SIMPLE: Mapping[str, str] = {
     "dev": "--dev",
     "proc": "--proc",

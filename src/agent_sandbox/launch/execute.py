@@ -18,7 +18,6 @@ from .spawner import spawner
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Callable
 
     from .bwrap import Command
     from .limits import Enforcer
@@ -33,6 +32,8 @@ SAME_SIGNAL = 0.05
 SI_KERNEL = 0x80
 # How long a signal waits for a command that bwrap has not started yet.
 START_SECONDS = 1.0
+# How long it waits for the command's signals to be put back; one may ignore it for good.
+RESET_SECONDS = 0.3
 
 SHIELDED_NUMBERS = tuple(getattr(_signal, f"SIG{name}") for name in SHIELDED)
 ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
@@ -206,6 +207,16 @@ def command_pid(init: int) -> int | None:
     return int(children[0]) if children else None
 
 
+def _ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal at the moment."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            mask = file.read().partition("SigIgn:")[2].split(maxsplit=1)[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 class Sandboxed:
     """A running sandbox: how to signal it, kill it and wait for its last process."""
 
@@ -223,6 +234,10 @@ class Sandboxed:
         while (pid := command_pid(self.init)) is None:
             if time.monotonic() > deadline or not os.path.exists(f"/proc/{self.init}"):
                 return
+            time.sleep(0.002)
+        # Until `env` has put it back, a shielded signal is ignored and would be lost.
+        deadline = time.monotonic() + RESET_SECONDS
+        while _ignores(pid, number) and time.monotonic() < deadline:
             time.sleep(0.002)
         try:
             os.kill(pid, number)
@@ -251,16 +266,32 @@ class Sandboxed:
 
 
 class Signals:
-    """Blocks the signals that we pass on, and makes bwrap ignore those that would end it."""
+    """Holds back the signals that we pass on, from before the first directory is made.
 
-    def __init__(self, *, shield: bool) -> None:
+    With `shield`, bwrap ignores those that would end it and take the command along.
+    """
+
+    def __init__(self) -> None:
         # What the caller had us ignore (nohup, a background job) stays ignored for the command.
         ignored = {n for n in PASSED_ON if _signal.getsignal(n) == _signal.SIG_IGN}
         self.watched = tuple(n for n in PASSED_ON if n not in ignored)
-        self.shielded = tuple(n for n in SHIELDED_NUMBERS if n in self.watched) if shield else ()
+        self.heeded = tuple(
+            name
+            for name, number in zip(SHIELDED, SHIELDED_NUMBERS, strict=True)
+            if number in self.watched
+        )
+        self.shielded: tuple[int, ...] = ()
         self.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (*self.watched, _signal.SIGCHLD))
+
+    def shield(self) -> None:
+        """Let what is spawned from now on ignore the signals that `env` puts back."""
+        self.shielded = tuple(n for n in SHIELDED_NUMBERS if n in self.watched)
         for number in self.shielded:
             _signal.signal(number, _signal.SIG_IGN)
+
+    def pending(self) -> int | None:
+        """A signal that asked us to end while nothing had been started."""
+        return next((n for n in ENDING if n in _signal.sigpending()), None)
 
     def defaults(self) -> tuple[int, ...]:
         """Signals to set back for bwrap: Python itself ignores the first two."""
@@ -293,13 +324,17 @@ def spawn(command: Command, descriptors: Descriptors, signals: Signals) -> int:
 
 
 def run(
-    command: Command, *, timeout: float | None, shield: bool,
-    enforcer: Enforcer | None = None, on_start: Callable[[int], None] | None = None,
+    command: Command, *, signals: Signals, timeout: float | None, shield: bool,
+    enforcer: Enforcer | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a command in the foreground and say how it ended."""
+    number = signals.pending()
+    if number is not None:
+        return Outcome(code=EXIT_SIGNAL_BASE + number, started=True)
     hide_descriptors()
     descriptors = open_descriptors(command, hold=must_hold(command, enforcer))
-    signals = Signals(shield=shield)
+    if shield:
+        signals.shield()
     terminal = _Terminal()
     outer = spawn(command, descriptors, signals)
     close_inherited(descriptors)
@@ -313,12 +348,12 @@ def run(
         raise
     finally:
         release(descriptors)
-    if on_start is not None and init is not None:
-        on_start(init)
     outcome = _Watch(sandboxed, signals, timeout, enforcer).until_end()
     sandboxed.join()
     terminal.take_back()
-    return outcome.replace(started=status.reported_exit())
+    # bwrap that fails to build ends with 1; one that was killed had started.
+    reported = status.reported_exit()
+    return outcome.replace(started=reported or outcome.code >= EXIT_SIGNAL_BASE)
 
 
 class _Terminal:

@@ -6,6 +6,7 @@ followed: every step here works relative to directory descriptors with O_NOFOLLO
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from ..policy.model import Mount, Plan
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# From the kernel's Documentation/admin-guide/devices.txt.
+DEVICE_NUMBERS = {
+    "null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9),
+    "tty": (5, 0),
+}  # fmt: skip
 PLACEHOLDERS = "placeholders"
 HOME_LEAF = "+home"
 
@@ -41,7 +47,7 @@ def open_state(state_dir: str, uid: int) -> None:
                 os.makedirs(state_dir + part, mode=0o700, exist_ok=True)
         info = os.lstat(state_dir)
         if not os.path.exists(f"{state_dir}/mask/file"):
-            os.close(os.open(f"{state_dir}/mask/file", os.O_CREAT | os.O_WRONLY, 0o000))
+            _make_mask(f"{state_dir}/mask/file")
     except OSError as error:
         raise HostError(
             f"cannot use the state directory '{state_dir}': {reason(error)}",
@@ -54,6 +60,37 @@ def open_state(state_dir: str, uid: int) -> None:
             hint=f"remove it, or run: chmod go-w '{state_dir}'",
             code="bad-state-dir",
         )
+
+
+def _make_mask(path: str) -> None:
+    """A file that nobody can open; another start may have made it a moment ago."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o000))
+    except FileExistsError:
+        return
+
+
+def devices(state_dir: str) -> str:
+    """The directory of root's private device nodes, made or put right.
+
+    Where nodes cannot be made (a container without CAP_MKNOD, a file system without devices) it
+    is the host's: root inside could then change the modes of the container's own nodes.
+    """
+    place = f"{state_dir}/dev"
+    try:
+        if os.statvfs(state_dir).f_flag & os.ST_NODEV:
+            return "/dev"
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        for name, (major, minor) in DEVICE_NUMBERS.items():
+            path = f"{place}/{name}"
+            if not os.path.lexists(path):
+                os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            os.chmod(path, 0o666)  # noqa: S103 - as on every host
+    except PermissionError:
+        return "/dev"
+    except FileExistsError:
+        return devices(state_dir)
+    return place
 
 
 def create(state_dir: str) -> Workspace:
@@ -138,18 +175,22 @@ def _enter(here: int, name: str) -> int:
     try:
         return os.open(name, DIRECTORY, dir_fd=here)
     except FileNotFoundError:
-        os.mkdir(name, 0o700, dir_fd=here)
-    except NotADirectoryError:
-        _clear(here, name)
-        os.mkdir(name, 0o700, dir_fd=here)
+        pass
     except OSError as error:
-        # ELOOP: a link, refused by O_NOFOLLOW.
-        if not _is_link(here, name):
+        # ELOOP: a link, refused by O_NOFOLLOW; ENOTDIR: a file, or a link again.
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        del error
-        os.unlink(name, dir_fd=here)
-        os.mkdir(name, 0o700, dir_fd=here)
+        _clear(here, name)
+    _make_directory(here, name)
     return os.open(name, DIRECTORY, dir_fd=here)
+
+
+def _make_directory(here: int, name: str) -> None:
+    """Make a directory; another sandbox that starts in the same project may be faster."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=here)
+    except FileExistsError:
+        return
 
 
 def _is_link(here: int, name: str) -> bool:
@@ -175,16 +216,19 @@ def _make_leaf(here: int, leaf: str, point: Mount) -> None:
             _clear(here, leaf)
             mode = 0
         if not mode:
-            os.symlink(point.source, leaf, dir_fd=here)
+            try:
+                os.symlink(point.source, leaf, dir_fd=here)
+            except FileExistsError:
+                return
         return
     wanted = stat.S_ISDIR if point.kind == "dir" else stat.S_ISREG
     if mode and not wanted(mode):
         _clear(here, leaf)
         mode = 0
     if not mode and point.kind == "dir":
-        os.mkdir(leaf, 0o700, dir_fd=here)
+        _make_directory(here, leaf)
     elif not mode:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(leaf, flags, 0o600, dir_fd=here))
 
 
@@ -194,17 +238,21 @@ def _make_placeholders(space: Workspace, plan: Plan) -> Workspace:
     A placeholder of another run in the same project becomes ours too: were it removed when that
     run ends, our mount on it would go with it and the name would be free.
     """
-    if not plan.placeholders and not _others(space.path):
+    wanted = (*plan.placeholders, *plan.placeholder_files)
+    if not wanted and not _others(space.path):
         return space
     with _placeholder_lock(space.path):
-        missing = [path for path in plan.placeholders if not os.path.lexists(path)]
+        missing = [path for path in sorted(wanted) if not os.path.lexists(path)]
         covered = {mount.dest for mount in plan.mounts} & _others(space.path)
         ours = tuple(sorted({*missing, *covered}))
         if not ours:
             return space
         _write(f"{space.path}/{PLACEHOLDERS}", "\0".join(ours))
-        for path in sorted(missing):
-            os.mkdir(path, 0o755)
+        for path in missing:
+            if path in plan.placeholder_files:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            else:
+                os.mkdir(path, 0o755)
     return space.replace(placeholders=ours)
 
 
@@ -251,13 +299,17 @@ def _remove_empty(path: str) -> bool:
 
 
 def _remove_placeholders(space: str, wanted: Collection[str]) -> None:
-    """Remove what no other run needs. Only ever an empty directory: anything in it stays."""
+    """Remove what no other run needs. Only ever what is empty: anything in it stays."""
     if not wanted:
         return
     with _placeholder_lock(space):
         for path in sorted(set(wanted) - _others(space), reverse=True):
             try:
-                os.rmdir(path)
+                info = os.lstat(path)
+                if stat.S_ISDIR(info.st_mode):
+                    os.rmdir(path)
+                elif stat.S_ISREG(info.st_mode) and not info.st_size:
+                    os.unlink(path)
             except OSError:
                 continue
         os.unlink(f"{space}/{PLACEHOLDERS}")
@@ -269,10 +321,16 @@ def sweep(state_dir: str) -> int:
     swept = 0
     for name in os.listdir(base):
         path = f"{base}/{name}"
+        if name.startswith(".new-"):
+            # Being made, and not locked yet: only a minute later is it a crash's leftover.
+            if _is_old(path):
+                remove_tree(path)
+            continue
         try:
             lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            if name.startswith(".new-") and _is_old(path):
+            # A removal that was itself killed took the lock first.
+            if _is_old(path):
                 remove_tree(path)
             continue
         try:
@@ -292,7 +350,7 @@ def _is_old(path: str) -> bool:
     import time
 
     try:
-        return time.time() - os.lstat(path).st_mtime > 3600
+        return time.time() - os.lstat(path).st_mtime > 60
     except OSError:
         return False
 

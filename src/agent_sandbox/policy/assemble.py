@@ -9,6 +9,7 @@ from ..errors import PolicyError
 from ..record import Record
 from . import engines, paths
 from .model import (
+    DEVICES,
     DIR,
     EXCLUDE,
     MARKER,
@@ -30,6 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The nodes that bwrap's --dev takes from the host.
+DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 # Marks links that are made in the private home before bwrap starts.
 IN_HOME = "in the private home"
 
@@ -169,30 +172,35 @@ def late_mounts(
 ) -> list[Mount]:
     """What must win over every rule: engine sockets, name resolution, the marker, the seals."""
     late: list[Mount] = []
-    known = {paths.normalise(m.real) for m in facts.engine_sockets}
+    known = {paths.normalise(m.real): m.kind for m in facts.engine_sockets}
     by_dest = {m.dest: m for m in mounts}
-    for path in sorted(known):
-        if _shows_host(by_dest, path):
-            late.append(
-                Mount(
-                    kind="mask-file",
-                    dest=path,
-                    source=MASK_FILE,
-                    level=EXCLUDE,
-                    rule="container-engine socket",
-                )
+    for path, kind in sorted(known.items()):
+        if not _shows_host(by_dest, path):
+            continue
+        late.append(_hidden_engine(path, kind))
+        if path in by_dest and policy.docker.value != "on":
+            notices.append(
+                f"container-engine socket '{path}' stays hidden although "
+                f"{by_dest[path].rule} names it; use --docker to expose the engine"
             )
-            if path in by_dest and policy.docker.value != "on":
-                notices.append(
-                    f"container-engine socket '{path}' stays hidden although "
-                    f"{by_dest[path].rule} names it; use --docker to expose the engine"
-                )
     if policy.docker.value == "on":
         late.append(_docker_mount(facts, policy))
+    if facts.uid == 0:
+        # Root owns the host's device nodes and could change their modes through a bind.
+        late += [
+            Mount(kind="device", dest=f"/dev/{name}", source=f"{DEVICES}/{name}", rule="always")
+            for name in DEVICE_NODES
+        ]
     # A plain file on a root that is sealed below: nobody inside can write or cover it.
     late.append(Mount(kind="text", dest=MARKER, source="marker", rule="always"))
     late.append(Mount(kind="seal", dest="/run" if "/" in by_dest else "/", rule="always"))
     return late
+
+
+def _hidden_engine(path: str, kind: str) -> Mount:
+    """A mask on an engine's socket, or on the directory that docker makes where one was missing."""
+    what, source = ("mask-dir", MASK_DIR) if kind == DIR else ("mask-file", MASK_FILE)
+    return Mount(kind=what, dest=path, source=source, level=EXCLUDE, rule="container-engine socket")
 
 
 def _docker_mount(facts: HostFacts, policy: Policy) -> Mount:

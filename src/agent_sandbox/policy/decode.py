@@ -30,6 +30,8 @@ class Layer(Record):
     rank: int
     values: Mapping[str, Setting]
     file: str = ""
+    # What was decoded; trust is in this text, not in what the file says a moment later.
+    text: str = ""
 
 
 def decode(data: object, *, rank: int, file: str) -> Layer:

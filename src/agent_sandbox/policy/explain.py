@@ -44,9 +44,21 @@ def _level(plan: Plan, mount: Mount | None) -> str:
         if mount.level == EXCLUDE:
             return EXCLUDE
         return ABSENT if sealed else PRIVATE
-    if mount.kind in ("dev", "proc", "text"):
+    if mount.kind in ("dev", "device", "proc", "text"):
         return PRIVATE
     return mount.level or ABSENT
+
+
+def rule_of(plan: Plan, view: View) -> str:
+    """The rule that decided a view: the user's own, or the one behind the mount."""
+    if view.mount is None:
+        return "nothing shows it"
+    for path in (view.path, *paths.parents(view.path)):
+        if path in plan.decided:
+            return plan.decided[path]
+        if path == view.mount.dest:
+            break
+    return view.mount.rule or "always"
 
 
 def link_target(plan: Plan, path: str) -> str | None:
@@ -61,13 +73,3 @@ def link_target(plan: Plan, path: str) -> str | None:
             )
             return paths.normalise(base + rest)
     return None
-
-
-def sentence(view: View) -> str:
-    """One line for a person."""
-    words = LEVEL_WORDS[view.level]
-    if view.mount is None:
-        return f"{view.path}: {words}: nothing shows it"
-    at = "" if view.mount.dest == view.path else f" through {view.mount.dest}"
-    rule = f" ({view.mount.rule})" if view.mount.rule else ""
-    return f"{view.path}: {words}{at}{rule}"

@@ -38,6 +38,7 @@ WORK_GIT = "@work/git"
 PRIVATE_HOME = "@home"
 MASK_DIR = "@mask/dir"
 MASK_FILE = "@mask/file"
+DEVICES = "@dev"
 
 # Tells whoever is inside where they are; policy cannot cover it.
 MARKER = "/run/agent-sandbox/marker"
@@ -130,8 +131,9 @@ class GitLayout(Record):
     linked: bool
     # Existing files and directories that make git run something; read-only inside.
     control: tuple[str, ...] = ()
-    # Control directories that do not exist yet and must not be created from inside.
+    # Control directories and files that do not exist yet and must not be created from inside.
     absent: tuple[str, ...] = ()
+    absent_files: tuple[str, ...] = ()
 
 
 class ConfigFile(Record):
@@ -200,6 +202,7 @@ MOUNT_WORDS = {
     "dir": "directory ",
     "symlink": "link      ",
     "dev": "devices   ",
+    "device": "device    ",
     "proc": "processes ",
     "text": "generated ",
 }
@@ -223,6 +226,10 @@ class Plan(Record):
     home_key: str
     # Mount points and links that must exist in the private home before the mounts are made.
     home_points: tuple[Mount, ...]
-    # Directories to create on the host for the time of the run, because a mount must cover them.
+    # Directories, and empty files, to create on the host for the time of the run, because a mount
+    # must cover them.
     placeholders: tuple[str, ...]
+    placeholder_files: tuple[str, ...] = ()
+    # Paths that a rule of the user or the project decided, also where that changed nothing.
+    decided: Mapping[str, str] = {}
     notices: tuple[str, ...]

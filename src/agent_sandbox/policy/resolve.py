@@ -81,6 +81,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     cwd = facts.cwd.real
     env, why = environment.build(policy, facts, profile)
     home_mode = str(policy.home.value)
+    git = facts.git if "@git" in active else None
     return Plan(
         mounts=tuple(mounts),
         env=env,
@@ -95,7 +96,9 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         home_mode=home_mode,
         home_key=f"{cwd}\0{profile.name}",
         home_points=assemble.home_points(mounts, entries, facts),
-        placeholders=facts.git.absent if facts.git and "@git" in active else (),
+        placeholders=git.absent if git else (),
+        placeholder_files=git.absent_files if git else (),
+        decided={e.path: str(e.source) for e in entries if e.source.layer > BUILT_IN},
         notices=(*policy.notices, *notices),
     )
 
@@ -177,6 +180,10 @@ def _claim_structure(
         put("/var/tmp", "private", WORK_VAR_TMP)
     put("/dev", "dev")
     put("/proc", "proc")
+    if facts.uid == 0:
+        # Root's uid alone may write kernel settings, without any capability; core_pattern would
+        # run a program on the host. bwrap covers only directories that are writable themselves.
+        _show(claims, [], _plain("/proc/sys"), RO, "kernel settings")
     put(f"/run/user/{facts.uid}", "tmpfs")
     put("/tmp", "private", WORK_TMP)
     home_mode = policy.home.value
@@ -229,6 +236,8 @@ def _claim_project(
             _show(claims, links, _plain(path.rstrip("/"), kind), RO, "preset @git: control file")
         for path in git.absent:
             _show(claims, links, _plain(path), RO, "preset @git: control directory")
+        for path in git.absent_files:
+            _show(claims, links, _plain(path, FILE), RO, "preset @git: control file")
     if "@base" in active:
         _show(claims, links, facts.cwd, RW, "preset @base: the project")
 

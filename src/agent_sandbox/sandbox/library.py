@@ -233,7 +233,7 @@ class Sandbox:
         """
         prepared = self.plan(argv, env=env, cwd=cwd)
         check_command(prepared, argv)
-        built = build(prepared, argv, shield=False)
+        built = build(prepared, argv)
         if built.command.bulk or has_limits(prepared.plan):
             workspace.remove(built.space, keep=False)
             raise UsageError(
@@ -319,7 +319,7 @@ def _start(
 ) -> Process:
     """Start bwrap on the spawner's thread, in a session of its own."""
     made = prepared.plan
-    built = build(prepared, argv, shield=False)
+    built = build(prepared, argv)
     enforcer = None
     try:
         enforcer = make_enforcer(made, prepared.facts.uid, os.path.basename(built.space.path))

@@ -73,18 +73,30 @@ def plan(request: Request) -> Prepared:
         facts = host_facts.gather(policy, place, env, locator)
         return policy, facts, resolve(policy, facts)
 
+    # Judged first: a file that may not ask for something must not stop the start in another way.
+    project = None if request.config is not None else _project_layer(layers)
+    below = [layer for layer in layers if layer.rank < model.PROJECT]
+    asked = merge.widenings(project, below) if project is not None else []
+    if project is not None and asked:
+        _require_trust(project, place.state_dir, asked)
     policy, facts, made = decide([*layers, flags])
-    trusted = False
-    project = next((layer for layer in layers if layer.rank == model.PROJECT), None)
-    if project is not None and request.config is None:
-        below = [layer for layer in layers if layer.rank < model.PROJECT]
-        asked = merge.widenings(project, below)
-        if any(merge.is_project(r) and r.level != model.EXCLUDE for r in policy.rules):
-            asked += widened_paths(policy, facts, decide(below)[2])
-        if asked:
-            _require_trust(project, place.state_dir, asked)
-            trusted = True
-    return Prepared(policy=policy, facts=facts, plan=made, layers=(*layers, flags), trusted=trusted)
+    if project is not None and _has_grants(policy):
+        more = widened_paths(policy, facts, decide(below)[2])
+        if more:
+            _require_trust(project, place.state_dir, more)
+        asked += more
+    return Prepared(
+        policy=policy, facts=facts, plan=made, layers=(*layers, flags), trusted=bool(asked)
+    )
+
+
+def _project_layer(layers: Sequence[decode.Layer]) -> decode.Layer | None:
+    return next((layer for layer in layers if layer.rank == model.PROJECT), None)
+
+
+def _has_grants(policy: model.Policy) -> bool:
+    """Whether the project's own file shows or opens paths."""
+    return any(merge.is_project(r) and r.level != model.EXCLUDE for r in policy.rules)
 
 
 def _config_path(config: str | None, cwd: str) -> str | None:
@@ -97,7 +109,7 @@ def _require_trust(layer: decode.Layer, state_dir: str, asked: Sequence[str]) ->
     # Only when the project's file asks for more than it may.
     from ..host.trust import is_trusted
 
-    if not is_trusted(state_dir, layer.file, files.read_text(layer.file)):
+    if not is_trusted(state_dir, layer.file, layer.text):
         raise merge.untrusted(layer.file, asked)
 
 
@@ -212,24 +224,33 @@ def find_tools(prepared: Prepared) -> tools.Tools:
     return tools.check(program, bwrap.REQUIRED_OPTIONS, prepared.facts.state_dir)
 
 
-def build(prepared: Prepared, argv: Sequence[str], *, shield: bool) -> Built:
-    """Make the directories of a run and the command that uses them."""
+def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()) -> Built:
+    """Make the directories of a run and the command that uses them.
+
+    `heeded` names signals that bwrap is to ignore and the command to heed.
+    """
     facts, made = prepared.facts, prepared.plan
     workspace.open_state(facts.state_dir, facts.uid)
     workspace.sweep(facts.state_dir)
     found = find_tools(prepared)
-    reset = found.env if shield and _sees(made, found.env) else ""
+    reset = found.env if heeded and _sees(made, found.env) else ""
     space = workspace.create(facts.state_dir)
     try:
         home = workspace.private_home(facts.state_dir, made.home_key)
         space = workspace.prepare(made, space, home, _git_texts(facts))
         command = bwrap.command(
             made,
-            bwrap.Places(work=space.path, home=home, masks=f"{facts.state_dir}/mask"),
+            bwrap.Places(
+                work=space.path,
+                home=home,
+                masks=f"{facts.state_dir}/mask",
+                devices=workspace.devices(facts.state_dir) if facts.uid == 0 else "/dev",
+            ),
             argv,
             program=found.bwrap,
             filter_bytes=seccomp.build(os.uname().machine),
             reset_signals=reset,
+            heeded=heeded,
         )
     except BaseException:
         workspace.remove(space, keep=False)
@@ -279,10 +300,11 @@ def make_enforcer(made: model.Plan, uid: int, name: str) -> Enforcer | None:
     return enforcer(made.limits, uid=uid, name=name)
 
 
-def start_failed(code: int) -> HostError:
+def start_failed(code: int, said: str = "") -> HostError:
     """The error for a sandbox that bwrap could not build."""
     return HostError(
-        f"cannot build the sandbox: bwrap ended with {code} before the command started",
-        hint="its own message is above; 'sandboxctl doctor' finds the cause on this machine",
+        f"cannot build the sandbox: bwrap ended with {code} before the command started"
+        + (f": {said}" if said else ""),
+        hint="'sandboxctl doctor' finds the cause on this machine",
         code="bwrap-failed",
     )

@@ -49,6 +49,8 @@ class Process:
         self.notices = plan.notices
         # The policy's own timeout, in seconds.
         self.limit = plan.limits.timeout
+        # What bwrap wrote when its standard error is captured.
+        self._said = ""
         self.timed_out = False
         self.exceeded = ""
         self.stdin: IO[bytes] | None = popen.stdin
@@ -74,6 +76,7 @@ class Process:
     ) -> tuple[bytes, bytes]:
         """Send input, read all output, wait. Raises subprocess.TimeoutExpired."""
         out, err = self._popen.communicate(data, timeout)
+        self._said = (err or b"").decode("utf-8", "replace").strip()
         self._finish(self._popen.returncode)
         return out or b"", err or b""
 
@@ -156,7 +159,7 @@ class Process:
         workspace.remove(self._space, keep=False)
         self._space = None
         if not self._status.reported_exit() and code != 0 and code < EXIT_SIGNAL_BASE:
-            raise start_failed(code)
+            raise start_failed(code, self._said)
         return code
 
     def __enter__(self) -> Process:
