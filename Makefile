@@ -5,8 +5,8 @@ DEV := .venv-dev
 PY := $(DEV)/bin/python
 # The system's own first: the tests' unprivileged user must be able to read the interpreter.
 PYTHON := /usr/bin/python3 python3.13 python3.12 python3.11 python3
-PROGRAMS := bwrap git tmux
-PACKAGES := bubblewrap git tmux python3 python3-venv
+PROGRAMS := bwrap git tmux valgrind dockerd docker zsh fish
+PACKAGES := bubblewrap git tmux valgrind docker.io zsh fish python3 python3-venv
 ARGS :=
 
 # Whether an interpreter will do: new enough, able to make a venv with pip, and as root not below

@@ -35,8 +35,15 @@ def asleep(mark: str) -> list[int]:
 def line(process: subprocess.Popen[str], seconds: float = 20) -> str:
     """The next line of output, or a failure."""
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], seconds)[0], "no output"
-    return process.stdout.readline()
+    # Byte by byte, past the stream's own buffer: what it had read ahead, select would not see.
+    fd, read = process.stdout.fileno(), b""
+    while not read.endswith(b"\n"):
+        assert select.select([fd], [], [], seconds)[0], "no output"
+        byte = os.read(fd, 1)
+        if not byte:
+            break
+        read += byte
+    return read.decode()
 
 
 # --- streams and exit codes -----------------------------------------------------------------------

@@ -117,7 +117,7 @@ def zsh() -> str:
             elif flag.choices:
                 action += f"({' '.join(flag.choices)})"
         specs += [f"'{star}{name}[{text}]{action}'" for name in (flag.name, flag.short) if name]
-    verbs = " ".join(f"'{v.name}:{v.help}'" for v in ctl.VERBS)
+    verbs = " ".join(f"'{v.name}:{_in_quotes(v.help)}'" for v in ctl.VERBS)
     lines = " \\\n        ".join(specs)
     return f"""\
 #compdef agent-sandbox sandboxctl
@@ -143,6 +143,16 @@ compdef _sandboxctl sandboxctl
 """
 
 
+def _in_quotes(text: str) -> str:
+    """Text for the inside of a single-quoted word of sh and zsh."""
+    return text.replace("'", "'\\''")
+
+
+def _fish_quoted(text: str) -> str:
+    """Text for the inside of a single-quoted word of fish."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
 def fish() -> str:
     """Fish: flags only before the command, then the command's own completion."""
     lines = [
@@ -151,7 +161,7 @@ def fish() -> str:
         "complete -c agent-sandbox -x -a '(__fish_complete_subcommand)'",
     ]
     for flag in options.TABLE:
-        text = flag.help.replace("'", "\\'")
+        text = _fish_quoted(flag.help)
         line = f"complete -c agent-sandbox -l {flag.name[2:]} -d '{text}'"
         if flag.short:
             line += f" -s {flag.short[1:]}"
@@ -168,7 +178,8 @@ def fish() -> str:
         lines.append(line)
     lines.append("complete -c sandboxctl -f")
     lines += [
-        f"complete -c sandboxctl -n __fish_use_subcommand -a {verb.name} -d '{verb.help}'"
+        f"complete -c sandboxctl -n __fish_use_subcommand -a {verb.name} "
+        f"-d '{_fish_quoted(verb.help)}'"
         for verb in ctl.VERBS
     ]
     lines.append(

@@ -137,6 +137,8 @@ def _usable(base: str) -> bool:
 
 def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) -> HostFacts:
     """Look up everything that the policy mentions."""
+    locator.learn(at.home.real)
+    locator.learn("/etc")
     sockets = _engine_sockets(at, env, locator)
     wanted, docker = "", None
     if policy.docker.value == "on":

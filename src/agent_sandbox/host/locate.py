@@ -31,9 +31,22 @@ class Locator:
 
     def __init__(self) -> None:
         self._plain: set[str] = {"/"}
+        self._listed: dict[str, frozenset[str]] = {}
+
+    def learn(self, directory: str) -> None:
+        """Read a directory below which many paths will be asked for, most of them in vain."""
+        try:
+            self._listed[directory + "/"] = frozenset(os.listdir(directory))
+        except OSError:
+            return
 
     def find(self, path: str) -> Match | None:
         """The path as it is on the host; None when it is missing, dangling or unreachable."""
+        for prefix, names in self._listed.items():
+            if path.startswith(prefix):
+                first = path[len(prefix) :].partition("/")[0]
+                if first not in names and first not in ("", ".", ".."):
+                    return None
         try:
             mode = os.stat(path).st_mode
         except OSError:
