@@ -292,7 +292,8 @@ def test_the_wheel_has_both_commands_and_the_types(tmp_path: Path) -> None:
         must_work(importlib.util.find_spec(module), f"needs {module} to build the wheel")
     tree = tmp_path / "tree"
     tree.mkdir()
-    shutil.copy(ROOT / "pyproject.toml", tree)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
     shutil.copytree(ROOT / "src", tree / "src")
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--no-index", "-w", tmp_path, tree], check=True)

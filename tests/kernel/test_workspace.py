@@ -176,3 +176,40 @@ def test_cannot_use_a_state_directory_that_others_can_write(world: World) -> Non
     assert "state directory" in done.stderr
     world.state.chmod(0o700)
     assert world.sh("true").returncode == 0
+
+
+def test_an_orphan_of_a_killed_start_is_ended_at_the_next_start(world: World) -> None:
+    """Killed in bwrap's first milliseconds, a supervisor leaves its child: built here by hand."""
+    mark = f"82{world.runner.uid}{os.getpid()}"
+    assert world.sh("true").returncode == 0
+    left = world.state / "run" / "0123456789abcdef"
+    world.runner.directory(left)
+    world.runner.directory(left / "tmp")
+    (left / "lock").write_text("")
+    world.runner.own(left)
+    orphan = world.runner.popen(
+        [
+            "bwrap",
+            "--unshare-all",
+            "--ro-bind",
+            "/",
+            "/",
+            "--dev",
+            "/dev",
+            "--proc",
+            "/proc",
+            "--bind",
+            str(left / "tmp"),
+            "/tmp",
+            "sleep",
+            mark,
+        ],
+        cwd=world.project,
+    )
+    try:
+        assert eventually(lambda: len(running("sleep", mark)) == 1)
+        assert world.sh("true").returncode == 0
+        assert eventually(lambda: running("sleep", mark) == [])
+        assert world.workspaces() == []
+    finally:
+        end_group(orphan)

@@ -336,6 +336,7 @@ def sweep(state_dir: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(f"{path}/keep"):
+                _end_orphans(name)
                 _remove_placeholders(path, _recorded(path))
                 remove_tree(path)
                 swept += 1
@@ -344,6 +345,37 @@ def sweep(state_dir: str) -> int:
         finally:
             os.close(lock)
     return swept
+
+
+def _end_orphans(name: str) -> None:
+    """Kill what still lives in the sandbox of a dead run.
+
+    bwrap binds its child's life to its own only when the root is built: if the supervisor is
+    killed in those first milliseconds, the child goes on alone. Its mounts name the workspace.
+    """
+    import time
+
+    mark = f"/run/{name}/tmp "
+    for _ in range(100):
+        found = [pid for pid in os.listdir("/proc") if pid.isdigit() and _mounts(pid, mark)]
+        for pid in found:
+            try:
+                # The kernel ends the whole pid namespace with its first process.
+                os.kill(int(pid), 9)
+            except ProcessLookupError:
+                continue
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _mounts(pid: str, mark: str) -> bool:
+    """Whether a process has a mount of a certain directory. Those of other users do not tell."""
+    try:
+        with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+            return mark in file.read()
+    except OSError:
+        return False
 
 
 def _is_old(path: str) -> bool:
