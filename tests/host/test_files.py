@@ -121,10 +121,19 @@ def test_two_files_at_one_place_are_an_error_that_names_both(
     assert all(stem + suffix in caught.value.message for suffix in pair)
 
 
-def test_a_directory_of_that_name_is_no_policy_file(tmp_path: Path) -> None:
-    """It cannot be read as one."""
-    (tmp_path / "config.toml").mkdir()
-    assert files.find(str(tmp_path / "config")) is None
+@pytest.mark.parametrize("what", ["directory", "dangling", "fifo"])
+def test_a_policy_file_that_cannot_be_one_is_an_error(tmp_path: Path, what: str) -> None:
+    """A dangling link into moved dotfiles must not take the user's rules away without a word."""
+    path = tmp_path / "config.toml"
+    make = {
+        "directory": path.mkdir,
+        "dangling": lambda: path.symlink_to("gone"),
+        "fifo": lambda: os.mkfifo(path),
+    }
+    make[what]()
+    with pytest.raises(PolicyError) as caught:
+        files.find(str(tmp_path / "config"))
+    assert caught.value.code == "config-unreadable"
 
 
 @pytest.mark.parametrize(

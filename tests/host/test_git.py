@@ -389,7 +389,7 @@ def user_config(home: Path, **env: str) -> dict[str, tuple[str, bool]]:
     match = Match(path=str(home), real=str(home), kind="dir")
     return {
         c.path.removeprefix(f"{home}/"): (c.real, c.cleaned is not None)
-        for c in git.user_config(match, env, Locator())
+        for c in git.user_config(match, env, Locator(), str(home / "project"))
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.conftest import World, toml
+from kernel.conftest import World, end_group, toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -797,7 +797,7 @@ def test_an_ephemeral_home_forgets(world: World) -> None:
     """--home=ephemeral starts empty, is writable, and is gone at the end."""
     world.sh("echo kept > ~/note")
     done = world.sh("ls -A ~; echo x > ~/fresh && cat ~/fresh", "--home=ephemeral")
-    assert done.stdout.split() == ["work", "x"], done.stderr
+    assert done.stdout.split() == [".profile", ".zprofile", "work", "x"], done.stderr
     assert world.sh("ls ~/fresh", "--home=ephemeral").returncode != 0
     assert world.sh("cat ~/note").stdout == "kept\n"
     assert world.workspaces() == []
@@ -949,3 +949,39 @@ def test_file_modes_and_owners_are_kept(world: World) -> None:
     info = world.path("f").stat()
     assert info.st_uid == world.runner.uid
     assert stat.S_IMODE(world.path("d").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("rule", ["config/.env", "**/.env"])
+def test_cannot_drop_an_exclude_by_closing_its_directory(world: World, rule: str) -> None:
+    """`chmod 0` in one run would make the next take the file for missing; root is not stopped."""
+    world.write("config/.env", "SECRET")
+    world.runner.own(world.project)
+    world.sh("chmod 0 config", "--exclude", rule)
+    done = world.sh("chmod 755 config; cat config/.env", "--exclude", rule)
+    assert "SECRET" not in done.stdout
+    if world.runner.uid:
+        assert done.returncode == 125
+        assert "chmod u+rwx" in done.stderr
+    world.path("config").chmod(0o755)
+
+
+def test_cannot_swap_a_directory_while_another_sandbox_starts(world: World) -> None:
+    """A link that appears between plan and mounts never shows the home: the start fails."""
+    secret = world.write("~/.ssh/id", "SECRET")
+    world.runner.own(secret.parent)
+    world.write("a/b/c/keep", "x")
+    world.runner.own(world.project)
+    swap = (
+        "import ctypes,os,time\nlibc=ctypes.CDLL(None)\nos.makedirs('a2/b');"
+        "os.path.lexists('l') or os.symlink('../../../..','l')\nend=time.time()+6\n"
+        "while time.time()<end:\n libc.renameat2(-100,b'a',-100,b'l',2); time.sleep(0.0007)\n"
+        " libc.renameat2(-100,b'a',-100,b'l',2); time.sleep(0.0007)\n"
+    )
+    attacker = world.start("python3", "-c", swap)
+    try:
+        for _ in range(12):
+            done = world.sh("cat ~/.ssh/id; echo x > ~/PWNED; true", "--ro=a/b/c")
+            assert "SECRET" not in done.stdout
+    finally:
+        end_group(attacker)
+    assert not (world.home / "PWNED").exists()

@@ -439,3 +439,21 @@ def test_a_killed_program_leaves_no_process(world: World) -> None:
     assert eventually(lambda: not running("sleep", MARK))
     world.sh("true")
     assert world.workspaces() == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'box.run(["true"], env={"X": "a\\0--bind\\0/\\0/tmp/host"})',
+        'box.run(["true"], cwd="sub\\0--bind\\0/\\0/tmp/host")',
+        'Sandbox(Policy(env={"X": "a\\0b"})).run(["true"])',
+        'Sandbox(environ={"LANG": "C\\0--bind\\0/\\0/tmp/host", "PATH": "/usr/bin"}).run(["true"])',
+    ],
+)
+def test_cannot_inject_options_with_a_nul(world: World, call: str) -> None:
+    """bwrap's arguments are separated by NULs; JSON can carry one into a value."""
+    code = (
+        "from agent_sandbox import *\nbox = Sandbox(Policy())\n"
+        f"try:\n    {call}\nexcept SandboxError as error:\n    print('refused', error.code)\n"
+    )
+    assert world.python(code).stdout.startswith("refused")

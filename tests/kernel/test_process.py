@@ -469,3 +469,27 @@ def test_works_with_closed_standard_streams(world: World) -> None:
         assert world.path("code").read_text() == "6\n", closed
         assert world.path("made").read_text() == "x\n", closed
         world.path("made").unlink()
+
+
+def test_a_login_shell_keeps_the_path(world: World) -> None:
+    """/etc/profile starts PATH anew; agents run their commands through `bash -lc`."""
+    tools = world.write("tools/mine", "#!/bin/sh\necho found\n", 0o755).parent
+    path = f"{tools}:/usr/bin:/bin"
+    done = world.sandbox("bash", "-lc", "mine", env={"PATH": path})
+    assert done.stdout == "found\n", done.stderr
+
+
+def test_flags_without_a_command_are_an_error(world: World) -> None:
+    """An empty variable in a script must not look like success."""
+    done = world.sandbox("--network=off")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "no command" in done.stderr
+    assert world.sandbox().returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_bug(world: World) -> None:
+    """`agent-sandbox --help | true`."""
+    quoted = " ".join(world.argv("--help"))
+    done = world.outside("bash", "-c", f"{quoted} | true; echo ${{PIPESTATUS[0]}}")
+    assert done.stdout.strip() in ("0", "141")
+    assert done.stderr == ""

@@ -203,3 +203,26 @@ def test_flags_are_not_bound_by_an_untrusted_file(world: World) -> None:
     done = world.sh("cat f; grep -c : /proc/net/dev", "--rw", "f", "--network=on")
     assert done.stdout.startswith("old"), done.stderr
     assert int(done.stdout[3:]) > 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "rule"),
+    [
+        (("--exclude", "**/.env*"), 'rw = [".env", "config/.env"]'),
+        (("--exclude", "config"), 'rw = ["config/.env"]'),
+        (("--ro", "config"), 'rw = ["config/.env"]'),
+    ],
+)
+def test_cannot_lift_the_users_flags_from_a_project_file(
+    world: World, flag: tuple[str, str], rule: str
+) -> None:
+    """An exact or a deeper rule of a planted file beats a flag by precedence, but needs trust."""
+    world.write(".env", "SECRET")
+    world.write("config/.env", "SECRET")
+    world.runner.own(world.project)
+    planted = f"printf '[filesystem]\\n{rule}\\n' > .agent-sandbox.toml"
+    assert world.sh(planted, *flag).returncode == 0
+    done = world.sh("cat .env config/.env; echo x > config/.env", *flag)
+    assert done.returncode == 125
+    assert "asks for more" in done.stderr
+    assert world.path("config/.env").read_text() == "SECRET"

@@ -135,7 +135,8 @@ def test_the_sandbox_s_own_variables_are_complete() -> None:
     """As the design promises them."""
     env, _ = built({})
     assert env == {
-        "IN_AGENT_SANDBOX": "1", "AGENT_WORK_DIR": "/tmp/agent-work", "TMPDIR": "/tmp",
+        "IN_AGENT_SANDBOX": "1", "AGENT_SANDBOX_PATH": "",
+        "AGENT_WORK_DIR": "/tmp/agent-work", "TMPDIR": "/tmp",
         "HOME": HOME, "PWD": CWD, "XDG_RUNTIME_DIR": "/run/user/1000",
     }  # fmt: skip
     assert set(env) == set(OURS)

@@ -49,7 +49,15 @@ def bash() -> str:
     return f"""\
 # bash completion for agent-sandbox and sandboxctl
 _agent_sandbox() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} i=1 word
+    local cur=${{COMP_WORDS[COMP_CWORD]}} i=1 word flag=${{COMP_WORDS[COMP_CWORD-1]}}
+    # Bash takes the `=` of --flag=value for a word of its own.
+    if [[ $cur == = ]]; then
+        cur=
+    elif [[ $flag == = ]]; then
+        flag=${{COMP_WORDS[COMP_CWORD-2]}}
+    elif [[ $flag == --network || $flag == --docker ]]; then
+        flag=
+    fi
     while (( i < COMP_CWORD )); do
         word=${{COMP_WORDS[i]}}
         case $word in
@@ -60,7 +68,7 @@ _agent_sandbox() {{
             *) break ;;
         esac
     done
-    if (( i < COMP_CWORD )); then
+    if (( i < COMP_CWORD )) && [[ ${{COMP_WORDS[COMP_CWORD]}} != = ]]; then
         if declare -F _command_offset >/dev/null; then
             _command_offset "$i"
         else
@@ -68,7 +76,8 @@ _agent_sandbox() {{
         fi
         return
     fi
-    case ${{COMP_WORDS[COMP_CWORD-1]}} in
+    case $flag in
+        --network|--docker) COMPREPLY=( $(compgen -W "on off" -- "$cur") ); return ;;
         {"|".join(PATH_FLAGS)}) COMPREPLY=( $(compgen -f -- "$cur") ); return ;;
         {"|".join(DIRECTORY_FLAGS)}) COMPREPLY=( $(compgen -d -- "$cur") ); return ;;
         --profile) COMPREPLY=( $(compgen -W "none {" ".join(profiles.BY_NAME)}" -- "$cur") )
@@ -140,6 +149,13 @@ _sandboxctl() {{
 }}
 compdef _agent_sandbox agent-sandbox
 compdef _sandboxctl sandboxctl
+# Loaded by the first Tab: this call is that completion.
+if [[ -n $service ]]; then
+    case $service in
+        sandboxctl) _sandboxctl "$@" ;;
+        *) _agent_sandbox "$@" ;;
+    esac
+fi
 """
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from ..errors import SandboxError, UsageError
+from ..errors import EXIT_SIGNAL_BASE, SandboxError, UsageError
 from ..record import Record
 from . import output
 
@@ -59,13 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
 
         module = importlib.import_module(f"agent_sandbox.cli.{words[0]}")
         code: int = module.main(words[1:])
+        sys.stdout.flush()
     except SandboxError as error:
         output.error(PROGRAM, error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output has seen enough.
-        sys.stderr.close()
-        return 0
+        # Whoever read our output has seen enough; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_SIGNAL_BASE + 13
     return code
 
 

@@ -18,17 +18,21 @@ def coloured() -> bool:
 
 
 def say(program: str, kind: str, message: str, colour: str = "") -> None:
-    """One line: program, kind, message. Control characters in names cannot drive the terminal."""
+    """One line: program, kind, message."""
     label = f"{colour}{kind}:{PLAIN}" if colour and coloured() else f"{kind}:"
-    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
-    sys.stderr.write(f"{program}: {label} {text}\n")
+    sys.stderr.write(f"{program}: {label} {printable(message)}\n")
+
+
+def printable(text: str) -> str:
+    """Text that cannot drive a terminal, whatever names are in it."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def error(program: str, problem: SandboxError) -> None:
     """An error and, below it, what to do about it."""
     say(program, "error", problem.message, RED)
     if problem.hint:
-        sys.stderr.write(f"hint: {problem.hint}\n")
+        sys.stderr.write(f"hint: {printable(problem.hint)}\n")
 
 
 def notice(program: str, message: str) -> None:

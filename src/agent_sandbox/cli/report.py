@@ -33,7 +33,7 @@ class Report:
                 f"cannot write '{path}': the way there leads through a link in the project",
                 code="bad-report",
             )
-        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(full, flags, 0o666)
         except OSError as error:
@@ -59,7 +59,6 @@ class Report:
             "mounts": [{"kind": m.kind, "path": m.dest, "rule": m.rule} for m in made.mounts],
             "notices": list(made.notices),
         }
-        os.ftruncate(self._fd, 0)
         with os.fdopen(self._fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file, indent=2)
             file.write("\n")

@@ -14,6 +14,7 @@ from ..errors import (
     HostError,
     InternalBug,
     SandboxError,
+    UsageError,
     reason,
 )  # fmt: skip
 from ..policy.model import MARKER
@@ -35,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     except SandboxError as error:
         output.error(PROGRAM, error)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        return EXIT_SIGNAL_BASE + 13
     except KeyboardInterrupt:
         # Before the command began; from then on Ctrl-C is the command's own.
         return EXIT_SIGNAL_BASE + 2
@@ -54,8 +58,10 @@ def _dispatch(parsed: options.Parsed) -> int:
         inside = os.path.exists(MARKER)
         _show("inside sandbox\n" if inside else "outside sandbox\n")
         return 0 if inside else 1
-    if "--help" in parsed.switches or not parsed.command:
+    if "--help" in parsed.switches or (not parsed.command and len(sys.argv) < 2):
         return _show(options.help_text())
+    if not parsed.command:
+        raise UsageError("no command to run", hint="see 'agent-sandbox --help'", code="no-command")
     if os.environ.get("AGENT_SANDBOX", "").lower() in OFF_WORDS:
         return _run_plain(parsed)
     return _run(parsed)
@@ -184,7 +190,10 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
     if outcome.exceeded:
         output.notice(PROGRAM, f"the command exceeded its {outcome.exceeded} limit and was ended")
     if report is not None:
-        report.write(outcome)
+        try:
+            report.write(outcome)
+        except OSError as error:
+            output.notice(PROGRAM, f"cannot write '{parsed.report}': {reason(error)}")
     return outcome.code
 
 

@@ -61,7 +61,7 @@ def answer_for(prepared: Prepared, target: str) -> Answer:
     """Tell a path from a host from an abstract socket, and answer."""
     if target.startswith("@"):
         return _abstract(prepared, target)
-    written = target.startswith(("/", "~", "."))
+    written = "/" in target or target.startswith(("~", "."))
     if written or os.path.lexists(os.path.join(prepared.facts.cwd.path, target)):
         return _path(prepared, target)
     return _host(prepared, target)

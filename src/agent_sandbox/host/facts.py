@@ -144,7 +144,7 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     if policy.docker.value == "on":
         wanted, docker = _docker_socket(at, env, locator)
     active = {str(p.value) for p in policy.presets}
-    git_config = git.user_config(at.home, env, locator)
+    git_config = git.user_config(at.home, env, locator, at.real)
     hooks = git.user_hooks_path(git_config)
     return HostFacts(
         uid=at.uid, gid=at.gid, user=at.user, home=at.home,
@@ -175,9 +175,17 @@ def _found(wanted: Iterable[str], locator: Locator) -> tuple[Match, ...]:
 
 def _path_dirs(env: Mapping[str, str], locator: Locator) -> tuple[Match, ...]:
     wanted = dict.fromkeys(
-        paths.normalise(part) for part in env.get("PATH", "").split(":") if part.startswith("/")
+        _tool_root(paths.normalise(part))
+        for part in env.get("PATH", "").split(":")
+        if part.startswith("/")
     )
     return tuple(m for m in _found(wanted, locator) if m.kind == "dir")
+
+
+def _tool_root(directory: str) -> str:
+    """A Python environment's `bin` is of no use without the rest of it."""
+    root = paths.parent(directory)
+    return root if os.path.isfile(f"{root}/pyvenv.cfg") else directory
 
 
 def _matches(rules: Iterable[Rule], locator: Locator) -> dict[str, tuple[Match, ...]]:
@@ -210,13 +218,13 @@ def _runtime_dirs(at: Place, env: Mapping[str, str]) -> tuple[str, ...]:
 
 def _engine_sockets(at: Place, env: Mapping[str, str], locator: Locator) -> tuple[Match, ...]:
     wanted = engines.candidates(env, at.home.real, _runtime_dirs(at, env))
-    return _found([*wanted, *_context_sockets(at.home.real)], locator)
+    return _found([*wanted, *_context_sockets(_docker_config(at.home.real, env))], locator)
 
 
-def _context_sockets(home: str) -> list[str]:
+def _context_sockets(config: str) -> list[str]:
     """Unix sockets named in the metadata of docker contexts, read as text: no JSON parser here."""
     found = []
-    base = f"{home}/.docker/contexts/meta"
+    base = f"{config}/contexts/meta"
     try:
         names = os.listdir(base)
     except OSError:
@@ -232,6 +240,11 @@ def _context_sockets(home: str) -> list[str]:
             if path.startswith("/"):
                 found.append(path)
     return found
+
+
+def _docker_config(home: str, env: Mapping[str, str]) -> str:
+    named = env.get("DOCKER_CONFIG", "")
+    return named if named.startswith("/") else f"{home}/.docker"
 
 
 def _docker_socket(at: Place, env: Mapping[str, str], locator: Locator) -> tuple[str, Match | None]:
@@ -259,14 +272,15 @@ def _current_context(home: str, env: Mapping[str, str]) -> str | None:
     import json
 
     name = env.get("DOCKER_CONTEXT", "")
+    config = _docker_config(home, env)
     try:
         if not name:
-            with open(f"{home}/.docker/config.json", "rb") as file:
+            with open(f"{config}/config.json", "rb") as file:
                 name = str(json.load(file).get("currentContext", ""))
         if name in ("", "default"):
             return None
         key = hashlib.sha256(name.encode()).hexdigest()
-        with open(f"{home}/.docker/contexts/meta/{key}/meta.json", "rb") as file:
+        with open(f"{config}/contexts/meta/{key}/meta.json", "rb") as file:
             address = json.load(file)["Endpoints"]["docker"]["Host"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -27,12 +27,19 @@ def global_stem(env: Mapping[str, str], home: str) -> str:
 
 def find(stem: str) -> str | None:
     """The one policy file at a place; two are an error, since one of them would be ignored."""
-    found = [stem + suffix for suffix in SUFFIXES if os.path.isfile(stem + suffix)]
+    found = [stem + suffix for suffix in SUFFIXES if os.path.lexists(stem + suffix)]
     if len(found) > 1:
         raise PolicyError(
             f"cannot choose between '{found[0]}' and '{found[1]}': both exist",
             hint="remove one of them",
             code="two-configs",
+        )
+    if found and not os.path.isfile(found[0]):
+        # A dangling link would otherwise take the user's own rules away without a word.
+        raise PolicyError(
+            f"cannot read '{found[0]}': not a regular file",
+            hint="remove it, or put the policy file there",
+            code="config-unreadable",
         )
     return found[0] if found else None
 

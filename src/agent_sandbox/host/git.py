@@ -11,6 +11,7 @@ import os
 from ..errors import PolicyError
 from ..policy import gitconfig, paths
 from ..policy.model import FILE, ConfigFile, GitLayout
+from .locate import check_open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def layout(at: Place, *, strict: bool, hooks_path: str | None = None) -> GitLayo
     control = _control(git_dir, common, dot)
     absent = [path for path in _wanted_hooks(common) if not os.path.lexists(path)]
     hooks, missing = _hooks_path(git_dir, common, top, hooks_path)
+    included, wanted = _included(common, top)
     if strict:
         control += _strict(git_dir, common)
     return GitLayout(
@@ -59,9 +61,9 @@ def layout(at: Place, *, strict: bool, hooks_path: str | None = None) -> GitLayo
         git_dir=git_dir,
         common_dir=common,
         linked=git_dir != dot,
-        control=tuple(dict.fromkeys([*control, *hooks])),
+        control=tuple(dict.fromkeys([*control, *included, *hooks])),
         absent=tuple(dict.fromkeys([*absent, *missing])),
-        absent_files=tuple(_absent_files(git_dir, common)),
+        absent_files=tuple(dict.fromkeys([*_absent_files(git_dir, common), *wanted])),
     )
 
 
@@ -78,8 +80,9 @@ def _top(at: Place) -> str | None:
                 return None
             here = paths.parent(here)
             continue
-        # git itself refuses repositories of other users (safe.directory).
-        return here if owner in (at.uid, 0) else None
+        # git itself refuses repositories of other users (safe.directory): one above the project
+        # widens nothing. In the project it is protected whoever owns it.
+        return here if owner in (at.uid, 0) or here == at.real else None
 
 
 def _read(path: str) -> str | None:
@@ -149,6 +152,8 @@ def _control(git_dir: str, common: str, dot: str) -> list[str]:
     modules = _modules(common)
     found: list[str] = []
     for home in (*_git_dirs(git_dir, common), *modules):
+        if os.path.isdir(home) and not os.access(home, os.R_OK | os.X_OK):
+            check_open(home + "/.")
         files = [f"{home}/{name}" for name in CONTROL_FILES]
         found += [path for path in files if os.path.isfile(path) and _is_real(path)]
         directories = [f"{home}/{name}" for name in CONTROL_DIRS]
@@ -160,7 +165,23 @@ def _control(git_dir: str, common: str, dot: str) -> list[str]:
                 hint="put the file itself there, or leave git out with the preset !@git",
                 code="git-link",
             )
-    return [*found, dot] if git_dir != dot else found
+    if git_dir != dot:
+        found.append(dot)
+    return found + _pointers(common, modules, paths.parent(dot))
+
+
+def _pointers(common: str, modules: list[str], top: str) -> list[str]:
+    """`.git` files below the top that lead to a worktree's or a submodule's git directory."""
+    named = []
+    for name in _names(f"{common}/worktrees"):
+        back = (_read(f"{common}/worktrees/{name}/gitdir") or "").strip()
+        named.append(os.path.join(f"{common}/worktrees/{name}", back) if back else "")
+    for module in modules:
+        parsed = gitconfig.entries(_read(f"{module}/config") or "")
+        tree = gitconfig.value_of(parsed, "core", "worktree")
+        named.append(os.path.join(module, tree, ".git") if tree else "")
+    plain = [os.path.realpath(os.path.dirname(path)) + "/.git" for path in named if path]
+    return [p for p in plain if paths.below(p, top) and os.path.isfile(p) and _is_real(p)]
 
 
 def _wanted_hooks(common: str) -> list[str]:
@@ -175,6 +196,29 @@ def _absent_files(git_dir: str, common: str) -> list[str]:
         return []
     wanted = [f"{home}/config.worktree" for home in _git_dirs(git_dir, common) if _is_real(home)]
     return [path for path in wanted if not os.path.lexists(path)]
+
+
+def _included(common: str, top: str) -> tuple[list[str], list[str]]:
+    """Files of the work tree that the repository's configuration includes: there, and missing."""
+    there: list[str] = []
+    missing: list[str] = []
+    todo = [f"{common}/config"]
+    seen: set[str] = set()
+    while todo and len(seen) < MAX_MODULES:
+        file = todo.pop()
+        seen.add(file)
+        for named in gitconfig.includes(gitconfig.entries(_read(file) or "")):
+            path = paths.normalise(os.path.join(paths.parent(file), named))
+            if named.startswith("~") or not paths.below(path, top) or path in seen:
+                continue
+            if os.path.isfile(path) and _is_real(path):
+                there.append(path)
+                todo.append(path)
+            elif not os.path.lexists(path) and os.path.isdir(paths.parent(path)):
+                missing.append(path)
+            else:
+                raise _forged(path, "git's configuration includes it, and it is no plain file")
+    return there, missing
 
 
 def _is_real(path: str) -> bool:
@@ -192,7 +236,14 @@ def _hooks_path(
         named = gitconfig.value_of(parsed, "core", "hookspath") or named
     if not named or named.startswith("~"):
         return [], []
-    path = os.path.realpath(named if named.startswith("/") else f"{top}/{named}")
+    written = paths.normalise(named if named.startswith("/") else f"{top}/{named}")
+    path = os.path.realpath(written)
+    if paths.below(written, top) and path != written:
+        raise PolicyError(
+            f"cannot protect core.hooksPath '{named}': the way there leads through a link",
+            hint="name the directory itself, or leave git out with the preset !@git",
+            code="git-link",
+        )
     if not paths.below(path, top) or paths.within(path, common):
         return [], []
     if os.path.isdir(path):
@@ -213,6 +264,9 @@ def user_hooks_path(configs: Iterable[ConfigFile]) -> str | None:
 def _names(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
+    except PermissionError:
+        check_open(directory + "/.")
+        return []
     except OSError:
         return []
 
@@ -221,7 +275,13 @@ def _modules(common: str) -> list[str]:
     """The git directories of submodules, nested ones too."""
     found: list[str] = []
     todo = [f"{common}/modules"]
-    while todo and len(found) < MAX_MODULES:
+    while todo:
+        if len(found) > MAX_MODULES:
+            raise PolicyError(
+                f"cannot protect the submodules in '{common}/modules': more than {MAX_MODULES}",
+                hint="remove those that are not yours, or leave git out with the preset !@git",
+                code="git-modules",
+            )
         directory = todo.pop()
         for name in _names(directory):
             path = f"{directory}/{name}"
@@ -256,7 +316,9 @@ def _strict(git_dir: str, common: str) -> list[str]:
     return found
 
 
-def user_config(home: Match, env: Mapping[str, str], locator: Locator) -> tuple[ConfigFile, ...]:
+def user_config(
+    home: Match, env: Mapping[str, str], locator: Locator, project: str
+) -> tuple[ConfigFile, ...]:
     """The user's git configuration with everything that it includes, credentials taken out.
 
     Paths are where git will look inside: XDG_CONFIG_HOME and GIT_CONFIG_GLOBAL are not passed, so
@@ -278,6 +340,9 @@ def user_config(home: Match, env: Mapping[str, str], locator: Locator) -> tuple[
         found[path] = ConfigFile(
             path=path, real=match.real, cleaned=gitconfig.cleaned(text), links=match.links
         )
+        if paths.within(match.real, project):
+            # The sandbox may have written it: it names nothing that would then be shown.
+            continue
         included = [_config_path(n, paths.parent(path), home) for n in gitconfig.includes(parsed)]
         todo += [(name, name) for name in included]
         for key in ("excludesfile", "attributesfile"):

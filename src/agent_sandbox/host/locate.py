@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from ..errors import PolicyError
 from ..policy import paths
 from ..policy.model import DIR, FILE, OTHER, SOCKET, Link, Match
 from ..record import Record
@@ -24,6 +25,26 @@ def kind_of(mode: int) -> str:
     if stat.S_ISREG(mode):
         return FILE
     return SOCKET if stat.S_ISSOCK(mode) else OTHER
+
+
+def check_open(path: str) -> None:
+    """Refuse to take what lies in a closed directory of our own for missing.
+
+    A sandbox can close a directory that it owns, and open it again in the next run: what should
+    have been hidden or held there would be neither.
+    """
+    for directory in paths.parents(path):
+        try:
+            owner = os.lstat(directory).st_uid
+        except OSError:
+            continue
+        if owner == os.getuid():
+            raise PolicyError(
+                f"cannot look into '{directory}': permission denied",
+                hint=f"a sandbox may have closed it; open it: chmod u+rwx '{directory}'",
+                code="closed-directory",
+            )
+        return
 
 
 class Locator:
@@ -49,6 +70,9 @@ class Locator:
                     return None
         try:
             mode = os.stat(path).st_mode
+        except PermissionError:
+            check_open(path)
+            return None
         except OSError:
             return None
         real, links = self._walk(path)
@@ -124,6 +148,9 @@ def _scan(directory: str, positions: list[Position]) -> list[tuple[str, list[Pos
     """Match the entries of one directory; returns the directories to look into next."""
     try:
         scanned = os.scandir(directory)
+    except PermissionError:
+        check_open(directory + "/.")
+        return []
     except OSError:
         return []
     anywhere, tries = _alternatives(positions)

@@ -62,6 +62,8 @@ class Command(Record):
     # Mounts that are made after bwrap's, because there are too many for it: (operation, source,
     # destination) for `launch.bulk`.
     bulk: tuple[tuple[str, str, str], ...] = ()
+    # Every mount that the finished root must have: destination and source ('' for an empty one).
+    planned: tuple[tuple[str, str], ...] = ()
 
 
 def command(
@@ -95,6 +97,11 @@ def command(
         command=(*_trampoline(argv, reset_signals, heeded), *argv),
         texts=tuple(texts),
         bulk=bulk,
+        planned=tuple(
+            (m.dest, source_path(m.source, places) if m.kind in BINDS else "")
+            for m in plan.mounts
+            if (m.kind in BINDS and m.kind != "device") or m.kind == "tmpfs"
+        ),
     )
 
 
@@ -109,17 +116,29 @@ def _split(
     # A mask that is in place is the source for all others of its kind: the namespace cannot bind
     # from outside itself.
     first: dict[str, str] = {}
+    by_dest = {mount.dest: mount for mount in mounts}
     for mount in mounts:
         if mount.kind in ("mask-file", "mask-dir") and mount.kind in first:
             bulk.append(("copy", first[mount.kind], mount.dest))
         elif mount.kind == "pin":
             bulk.append(("pin", mount.dest, mount.dest))
-        elif mount.kind == "ro" and mount.file and mount.source == mount.dest:
+        elif mount.kind == "ro" and mount.file and _in_host_view(mount, by_dest):
             bulk.append(("ro", mount.dest, mount.dest))
         else:
             first.setdefault(mount.kind, mount.dest)
             kept.append(mount)
     return kept, tuple(bulk)
+
+
+def _in_host_view(mount: Mount, by_dest: Mapping[str, Mount]) -> bool:
+    """Whether the sandbox already shows the host's own file at a mount's destination."""
+    above = next((by_dest[p] for p in paths.parents(mount.dest) if p in by_dest), None)
+    return (
+        mount.source == mount.dest
+        and above is not None
+        and above.level in ("ro", "rw")
+        and above.source == above.dest
+    )
 
 
 def _trampoline(argv: Sequence[str], reset_signals: str, heeded: Sequence[str]) -> tuple[str, ...]:

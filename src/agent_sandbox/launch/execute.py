@@ -8,10 +8,13 @@ because bwrap would die of them and take the command with it unheard.
 from __future__ import annotations
 
 import os
+import termios
 import time
 
-from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, reason
+from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, InternalBug, reason
+from ..policy.model import MARKER
 from ..record import Record
+from . import verify
 from .bwrap import SHIELDED, descriptor_token
 from .spawner import spawner
 
@@ -30,6 +33,8 @@ GRACE = 10.0
 # `timeout` and shells signal a process and then its group: two deliveries within this time are one.
 SAME_SIGNAL = 0.05
 SI_KERNEL = 0x80
+# How long bwrap may take to build a root.
+BUILD_SECONDS = 60.0
 # How long a signal waits for a command that bwrap has not started yet.
 START_SECONDS = 1.0
 # How long it waits for the command's signals to be put back; one may ignore it for good.
@@ -46,7 +51,7 @@ class Descriptors(Record):
     inherited: tuple[int, ...]
     arguments: int
     status: int
-    # Written to release the command; -1 when it is not held back.
+    # Written to release the command.
     release: int
 
 
@@ -59,35 +64,36 @@ class Outcome(Record):
     exceeded: str = ""
 
 
-def open_descriptors(command: Command, *, hold: bool, report: bool = True) -> Descriptors:
-    """Put arguments and texts behind descriptors, and open the status pipe."""
+def open_descriptors(command: Command) -> Descriptors:
+    """Put arguments and texts behind descriptors; open the status pipe and the one to wait on."""
     inherited: list[int] = []
     tail: list[str] = []
     numbers: dict[str, str] = {}
     for index, (option, dest, content) in enumerate(command.texts):
-        fd = _memory_file(content)
+        fd = memory_file(content)
         inherited.append(fd)
         numbers[descriptor_token(index)] = str(fd)
         if not dest:
             tail += [option, str(fd)]
-    status = release = -1
-    if report:
-        status, status_end = os.pipe()
-        inherited.append(status_end)
-        tail += ["--json-status-fd", str(status_end)]
-    if hold:
-        block, release = os.pipe()
-        inherited.append(block)
-        tail += ["--block-fd", str(block)]
+    status, status_end = os.pipe()
+    reader, release = os.pipe()
+    # Opened for both: bwrap takes end-of-file for a go, and our death must not be one.
+    block = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
+    os.close(reader)
+    inherited += (status_end, block)
+    tail += ["--json-status-fd", str(status_end), "--block-fd", str(block)]
     options = [numbers.get(option, option) for option in command.options] + tail
-    arguments = _memory_file(b"".join(os.fsencode(option) + b"\0" for option in options))
+    if any("\0" in option for option in options):
+        # bwrap splits its arguments there: the rest would be options of somebody else's choice.
+        raise InternalBug("an argument for bwrap has a NUL in it")
+    arguments = memory_file(b"".join(os.fsencode(option) + b"\0" for option in options))
     inherited.append(arguments)
     return Descriptors(
         inherited=tuple(inherited), arguments=arguments, status=status, release=release
     )
 
 
-def _memory_file(content: bytes) -> int:
+def memory_file(content: bytes) -> int:
     """A file in memory: unlike a pipe it takes any size without a reader."""
     fd = os.memfd_create("agent-sandbox")
     view = memoryview(content)
@@ -108,20 +114,53 @@ def close_inherited(descriptors: Descriptors) -> None:
         os.close(fd)
 
 
-def must_hold(command: Command, enforcer: Enforcer | None) -> bool:
-    """Whether the command may only start after something was done to its sandbox."""
-    return enforcer is not None or bool(command.bulk)
-
-
 def complete(command: Command, init: int | None, enforcer: Enforcer | None) -> None:
-    """Finish a sandbox that is held back: its limits, and the mounts that bwrap could not take."""
+    """Finish a sandbox that is held back: limits, the mounts that bwrap could not take, a check."""
     if init is None:
         return
     if enforcer is not None:
         enforcer.attach(init)
-    if not command.bulk:
+    if command.bulk:
+        _mount_in_bulk(command, init)
+    _verify(command, init)
+
+
+def _verify(command: Command, init: int) -> None:
+    """Refuse a root that is not the planned one."""
+    marker = f"/proc/{init}/root{MARKER}"
+    # bwrap's last step; it shows at the process's root only after pivot_root(2).
+    deadline = time.monotonic() + BUILD_SECONDS
+    while not os.path.exists(marker):
+        if time.monotonic() > deadline or not os.path.exists(f"/proc/{init}/root"):
+            # bwrap failed and says so itself.
+            return
+        time.sleep(0.0002)
+    planned: dict[str, list[str]] = {}
+    for dest, source in command.planned:
+        planned.setdefault(dest, []).append(source)
+    try:
+        inside, host = _mount_table(str(init)), _mount_table("self")
+    except OSError:
+        if os.path.exists(f"/proc/{init}"):
+            raise
         return
-    listing = _memory_file(
+    problem = verify.stray(inside, host, planned)
+    if problem:
+        raise HostError(
+            f"cannot trust the sandbox that was built: {problem}",
+            hint="something in the project was changed while it started; if another sandbox runs "
+            "there, end it and look at what it does",
+            code="root-changed",
+        )
+
+
+def _mount_table(process: str) -> list[verify.Entry]:
+    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return verify.parse(file.read())
+
+
+def _mount_in_bulk(command: Command, init: int) -> None:
+    listing = memory_file(
         b"".join(os.fsencode(word) + b"\0" for triple in command.bulk for word in triple)
     )
     # Only with hundreds of mounts: a program of its own, since only a process with one thread
@@ -145,13 +184,13 @@ def complete(command: Command, init: int | None, enforcer: Enforcer | None) -> N
 
 
 def release(descriptors: Descriptors) -> None:
-    """Let a command go that was held back until its limits were in place."""
-    if descriptors.release >= 0:
-        try:
-            os.write(descriptors.release, b"x")
-        except BrokenPipeError:
-            pass
-        os.close(descriptors.release)
+    """Let a command go that was held back until its sandbox was finished and checked."""
+    try:
+        os.write(descriptors.release, b"x")
+    except BrokenPipeError:
+        # bwrap has failed already, and says so itself.
+        pass
+    os.close(descriptors.release)
 
 
 def hide_descriptors() -> None:
@@ -246,11 +285,13 @@ class Sandboxed:
 
     def kill(self) -> None:
         """End every process inside at once: the kernel kills a namespace with its pid 1."""
-        if self._handle >= 0:
-            try:
+        try:
+            if self._handle >= 0:
                 _signal.pidfd_send_signal(self._handle, _signal.SIGKILL)
-            except ProcessLookupError:
-                return
+            else:
+                os.kill(self.init, _signal.SIGKILL)
+        except ProcessLookupError:
+            return
 
     def join(self, seconds: float = 5.0) -> None:
         """Wait until the last process inside is gone, so that clean-up races with nobody."""
@@ -332,7 +373,7 @@ def run(
     if number is not None:
         return Outcome(code=EXIT_SIGNAL_BASE + number, started=True)
     hide_descriptors()
-    descriptors = open_descriptors(command, hold=must_hold(command, enforcer))
+    descriptors = open_descriptors(command)
     if shield:
         signals.shield()
     terminal = _Terminal()
@@ -344,13 +385,13 @@ def run(
     try:
         complete(command, init, enforcer)
     except BaseException:
+        # Never released: what could not be finished must not run.
         sandboxed.kill()
         raise
-    finally:
-        release(descriptors)
+    release(descriptors)
     outcome = _Watch(sandboxed, signals, timeout, enforcer).until_end()
     sandboxed.join()
-    terminal.take_back()
+    terminal.take_back(killed=outcome.code >= EXIT_TIMEOUT)
     # bwrap that fails to build ends with 1; one that was killed had started.
     reported = status.reported_exit()
     return outcome.replace(started=reported or outcome.code >= EXIT_SIGNAL_BASE)
@@ -363,17 +404,23 @@ class _Terminal:
         try:
             self._fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
             self._ours = os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:
+            self._modes = termios.tcgetattr(self._fd)
+        except (OSError, termios.error):
             self._fd, self._ours = -1, False
 
-    def take_back(self) -> None:
-        """An interactive shell inside made itself the foreground; if it was killed it still is."""
+    def take_back(self, *, killed: bool) -> None:
+        """Be in the foreground again, and with a killed command's raw mode undone.
+
+        An interactive shell inside makes itself the foreground; if it was killed it still is.
+        """
         if self._ours:
             old = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTTOU,))
             try:
                 if os.tcgetpgrp(self._fd) != os.getpgrp():
                     os.tcsetpgrp(self._fd, os.getpgrp())
-            except OSError:
+                if killed:
+                    termios.tcsetattr(self._fd, termios.TCSADRAIN, self._modes)
+            except (OSError, termios.error):
                 pass
             finally:
                 _signal.pthread_sigmask(_signal.SIG_SETMASK, old)

@@ -1,7 +1,8 @@
 """The seccomp filter as BPF bytes for bwrap's --seccomp. Pure.
 
 It exists because the sandbox keeps the caller's terminal for job control: without it a process
-inside could type into that terminal (TIOCSTI) or paste through the console (TIOCLINUX).
+inside could type into that terminal (TIOCSTI) or paste through the console (TIOCLINUX). Sockets to
+the hypervisor (vsock) are refused as well.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ SECCOMP_RET_ALLOW = 0x7FFF0000
 EPERM = 1
 TIOCSTI = 0x5412
 TIOCLINUX = 0x541C
+EAFNOSUPPORT = 97
+AF_VSOCK = 40
 # Offsets in struct seccomp_data; arguments are 64 bits wide, low half first on these machines.
 DATA_NR = 0
 DATA_ARCH = 4
+DATA_ARG0_LOW = 16
 DATA_ARG1_LOW = 24
 
-# machine → (audit architecture, number of ioctl, has x32)
-MACHINES: dict[str, tuple[int, int, bool]] = {
-    "x86_64": (AUDIT_ARCH_X86_64, 16, True),
-    "aarch64": (AUDIT_ARCH_AARCH64, 29, False),
+# machine → (audit architecture, number of ioctl, number of socket, has x32)
+MACHINES: dict[str, tuple[int, int, int, bool]] = {
+    "x86_64": (AUDIT_ARCH_X86_64, 16, 41, True),
+    "aarch64": (AUDIT_ARCH_AARCH64, 29, 198, False),
 }
 
 
@@ -46,7 +50,7 @@ def build(machine: str) -> bytes:
             hint="supported machines: " + ", ".join(MACHINES),
             code="unsupported-machine",
         )
-    architecture, ioctl, has_x32 = MACHINES[machine]
+    architecture, ioctl, socket, has_x32 = MACHINES[machine]
     program = [
         _instruction(BPF_LD_W_ABS, DATA_ARCH),
         _instruction(BPF_JEQ_K, architecture, yes=1),
@@ -59,13 +63,19 @@ def build(machine: str) -> bytes:
             _instruction(BPF_RET_K, SECCOMP_RET_KILL_PROCESS),
         ]
     program += [
-        _instruction(BPF_JEQ_K, ioctl, no=4),
+        _instruction(BPF_JEQ_K, ioctl, no=5),
         # The kernel itself looks at the low 32 bits of the request only (CVE-2019-10063): a
         # comparison of all 64 would let 0x100005412 through.
         _instruction(BPF_LD_W_ABS, DATA_ARG1_LOW),
         _instruction(BPF_JEQ_K, TIOCSTI, yes=1),
         _instruction(BPF_JEQ_K, TIOCLINUX, no=1),
         _instruction(BPF_RET_K, SECCOMP_RET_ERRNO | EPERM),
+        _instruction(BPF_RET_K, SECCOMP_RET_ALLOW),
+        # A network namespace does not hold vsock: it reaches the hypervisor's side from anywhere.
+        _instruction(BPF_JEQ_K, socket, no=3),
+        _instruction(BPF_LD_W_ABS, DATA_ARG0_LOW),
+        _instruction(BPF_JEQ_K, AF_VSOCK, no=1),
+        _instruction(BPF_RET_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),
         _instruction(BPF_RET_K, SECCOMP_RET_ALLOW),
     ]
     return b"".join(program)

@@ -1,8 +1,9 @@
 """The one thread that starts sandboxes.
 
-It gives up authority once (no_new_privs, Landlock scopes: both belong to a thread and pass to its
-children) while the rest of the program keeps its own. It stays alive as long as the program,
-because bwrap's --die-with-parent follows the *thread* that started it (prctl(2), PR_SET_PDEATHSIG).
+It gives up authority once (session keyring, no_new_privs, Landlock scopes: all belong to a thread
+and pass to its children) while the rest of the program keeps its own. It stays alive as long as the
+program, because bwrap's --die-with-parent follows the *thread* that started it (prctl(2),
+PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import _thread
 import os
 
 from ..errors import HostError, reason
-from . import landlock
+from . import landlock, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class Spawner:
         self.call(self._shed)
 
     def _shed(self) -> None:
+        machine = os.uname().machine
         try:
-            self.scoped = landlock.restrict(os.uname().machine)
+            syscalls.join_new_keyring(machine)
+            self.scoped = landlock.restrict(machine)
         except OSError as error:
             raise HostError(
-                f"cannot restrict the sandbox with Landlock: {reason(error)}",
+                f"cannot give up keyring and scopes before the start: {reason(error)}",
                 hint="run 'sandboxctl doctor'",
                 code="landlock-failed",
             ) from error

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import _ctypes
+import errno
 import os
 
 # Same numbers on every architecture: calls added since 5.1 share one table.
@@ -13,7 +14,11 @@ SYS_landlock_create_ruleset = 444
 SYS_landlock_restrict_self = 446
 # machine → SYS_prctl
 SYS_PRCTL = {"x86_64": 157, "aarch64": 167}
+# machine → SYS_keyctl
+SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001
@@ -43,3 +48,18 @@ def syscall(number: int, *arguments: int | bytes) -> int:
 def no_new_privileges(machine: str) -> None:
     """Forbid this thread and its children to gain rights by exec (needed for Landlock)."""
     syscall(SYS_PRCTL[machine], PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def die_with_parent(machine: str) -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    syscall(SYS_PRCTL[machine], PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
+def join_new_keyring(machine: str) -> None:
+    """Leave the caller's session keyring behind: its keys can be read by whoever possesses it."""
+    try:
+        syscall(SYS_KEYCTL[machine], KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+    except OSError as error:
+        # No keyrings in this kernel, or none for this container: then none can be read either.
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+            raise

@@ -29,6 +29,10 @@ DEVICE_NUMBERS = {
 }  # fmt: skip
 PLACEHOLDERS = "placeholders"
 HOME_LEAF = "+home"
+PROFILE = b"""\
+# Made by agent-sandbox: a login shell keeps the PATH that the sandbox was started with.
+[ -z "${AGENT_SANDBOX_PATH-}" ] || PATH=$AGENT_SANDBOX_PATH
+"""
 
 
 class Workspace(Record):
@@ -134,6 +138,9 @@ def prepare(plan: Plan, space: Workspace, home: str, texts: dict[str, str]) -> W
         roots = {"@home": home, "@work/home": f"{space.path}/home"}
         if plan.home_mode == "private":
             os.makedirs(home, mode=0o700, exist_ok=True)
+            _furnish(home)
+        elif plan.home_mode == "ephemeral":
+            _furnish(f"{space.path}/home")
         for point in plan.home_points:
             root = roots.get(point.level) or space.path + point.level[len("@work") :]
             _prepare_point(root, point)
@@ -145,6 +152,19 @@ def prepare(plan: Plan, space: Workspace, home: str, texts: dict[str, str]) -> W
             f"'{home}' and can be removed if it is damaged",
             code="no-workspace",
         ) from error
+
+
+def _furnish(home: str) -> None:
+    """Give a private home the profiles that keep PATH in login shells, unless it has its own."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    for name in (".profile", ".zprofile"):
+        if not os.path.lexists(f"{home}/{name}"):
+            try:
+                fd = os.open(f"{home}/{name}", flags, 0o644)
+            except FileExistsError:
+                continue
+            os.write(fd, PROFILE)
+            os.close(fd)
 
 
 def _write(path: str, text: str) -> None:

@@ -186,6 +186,8 @@ def late_mounts(
     if policy.docker.value == "on":
         late.append(_docker_mount(facts, policy))
     if facts.uid == 0:
+        # Modes of files in /proc are the kernel's, shared by every mount of it.
+        late.append(Mount(kind="seal", dest="/proc", rule="always"))
         # Root owns the host's device nodes and could change their modes through a bind.
         late += [
             Mount(kind="device", dest=f"/dev/{name}", source=f"{DEVICES}/{name}", rule="always")

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # Set by us: a policy that names them is refused, since it would break the sandbox or lie about it.
-OURS = ("IN_AGENT_SANDBOX", "AGENT_WORK_DIR", "TMPDIR", "HOME", "PWD", "XDG_RUNTIME_DIR")
+OURS = (
+    "IN_AGENT_SANDBOX",
+    "AGENT_SANDBOX_PATH",
+    "AGENT_WORK_DIR",
+    "TMPDIR",
+    "HOME",
+    "PWD",
+    "XDG_RUNTIME_DIR",
+)
 
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MAX_AMOUNT = 1e18
@@ -187,9 +195,10 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
 
 
 def _size(row: settings.Row, value: object, where: str) -> object:
+    plain = value
     if isinstance(value, str):
-        value = value.strip().lower().removesuffix("ib").removesuffix("b")
-    amount = _quantity(value, SIZE_UNITS)
+        plain = value.strip().lower().removesuffix("ib").removesuffix("b")
+    amount = _quantity(plain, SIZE_UNITS)
     if amount is None or amount < 1:
         raise bad(row.key, where, "must be a size such as 512M or 4G", value)
     return int(amount)

@@ -75,6 +75,8 @@ def build(
         env[name], why[name] = str(setting.value), str(setting.source)
     ours = {
         "IN_AGENT_SANDBOX": "1",
+        # For the profile of the private home: a login shell starts PATH anew.
+        "AGENT_SANDBOX_PATH": env.get("PATH", ""),
         "AGENT_WORK_DIR": WORK_DIR,
         "TMPDIR": "/tmp",
         "HOME": facts.home.path,

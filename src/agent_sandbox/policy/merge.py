@@ -204,7 +204,8 @@ def widenings(project: Layer, below: Sequence[Layer]) -> list[str]:
                 found.append(f"{key} above {lower.source}")
         elif key in ("profile", "env.keep", "env.set"):
             # A variable can send an agent, and the key it holds, to another server.
-            found.append(f"{key} = {entry.value!r}")
+            shown = list(entry.value) if isinstance(entry.value, tuple) else entry.value
+            found.append(f"{key} = {shown!r}")
         elif row.kind == settings.PRESETS and isinstance(entry.value, tuple):
             found += _preset_widenings(entry.value, below)
     return found

@@ -302,6 +302,11 @@ def _claim_rules(
                 _refuse_link(rule, match, stray, notices)
                 continue
             _check_reserved(rule, match, facts)
+            if rule.level == RW and paths.within(facts.home.real, match.real):
+                notices.append(
+                    f"{rule.source} makes your whole home writable: "
+                    "what runs inside can change what you run later"
+                )
             if rule.level != EXCLUDE:
                 links += match.links
             claims.add(
@@ -423,8 +428,8 @@ def _limits(policy: Policy) -> Limits:
     )  # fmt: skip
 
 
-def widened_paths(policy: Policy, facts: HostFacts, below: Plan) -> list[str]:
-    """Project path rules that reach beyond what the plan without them grants."""
+def widened_paths(policy: Policy, facts: HostFacts, below: Plan, made: Plan) -> list[str]:
+    """Project path rules through which the plan shows more than the plan without them."""
     from .explain import look_up
     from .merge import is_project
 
@@ -433,8 +438,8 @@ def widened_paths(policy: Policy, facts: HostFacts, below: Plan) -> list[str]:
         if not is_project(rule) or rule.level == EXCLUDE:
             continue
         for match in facts.matches.get(rule.pattern, ()):
-            granted = look_up(below, match.real).level
-            if granted != RW and not (granted == RO and rule.level == RO):
+            was, now = look_up(below, match.real).level, look_up(made, match.real).level
+            if now in (RO, RW) and was not in (RW, now):
                 found.append(f"{rule.level} '{rule.written}'")
                 break
     return found

@@ -16,7 +16,7 @@ import sys
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, SandboxError, UsageError
-from ..launch import execute, workspace
+from ..launch import execute, stand_in, workspace
 from ..launch.spawner import spawner
 from ..policy import decode, model, paths, settings
 from ..record import Record
@@ -228,27 +228,20 @@ class Sandbox:
     ) -> Wrapped:  # fmt: skip
         """The command line that runs `argv` in the sandbox, for programs with their own spawn.
 
-        It goes through a small launcher, which does in its own process what `popen` does on the
-        spawner's thread: close other descriptors and restrict itself with Landlock.
+        It is a small supervisor of ours, which does in its own process what `popen` does here.
         """
         prepared = self.plan(argv, env=env, cwd=cwd)
         check_command(prepared, argv)
-        built = build(prepared, argv)
-        if built.command.bulk or has_limits(prepared.plan):
-            workspace.remove(built.space, keep=False)
+        if has_limits(prepared.plan):
             raise UsageError(
-                "cannot wrap a command with resource limits or hundreds of masks: "
-                "they need a supervisor",
+                "cannot wrap a command with resource limits",
                 hint="use run or popen for this policy",
-                code="wrap-needs-supervisor",
+                code="wrap-with-limits",
             )
-        opened = execute.open_descriptors(built.command, hold=False, report=False)
-        launcher = os.path.join(os.path.dirname(execute.__file__), "shed.py")
-        kept = ",".join(str(fd) for fd in opened.inherited)
-        line = execute.argument_vector(built.command, opened)
-        return Wrapped(
-            [sys.executable, "-I", "-S", launcher, kept, *line], opened.inherited, built.space
-        )
+        built = build(prepared, argv)
+        spec = execute.memory_file(stand_in.dump(built.command))
+        line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec)]
+        return Wrapped(line, (spec,), built.space)
 
     async def arun(
         self, argv: Sequence[str], *, input: bytes | str | None = None, capture: bool = False,
@@ -303,12 +296,16 @@ def _adjusted(made: model.Plan, changes: Mapping[str, str | None], cwd: str | No
     env, why = dict(made.env), dict(made.env_sources)
     for name, value in changes.items():
         decode.check_variable("env", name, "Policy.env")
+        if value is not None and not decode.is_text(value):
+            raise UsageError(f"cannot set {name}: its value has a NUL in it", code="bad-value")
         if value is None:
             env.pop(name, None)
         else:
             env[name], why[name] = value, "Policy.env"
     if cwd is None:
         return made.replace(env=env, env_sources=why)
+    if not decode.is_text(cwd):
+        raise UsageError("cannot run there: the path has a NUL in it", code="bad-cwd")
     inside = paths.normalise(cwd if cwd.startswith("/") else f"{made.project}/{cwd}")
     env["PWD"] = inside
     return made.replace(env=env, env_sources=why, cwd=inside)
@@ -323,8 +320,7 @@ def _start(
     enforcer = None
     try:
         enforcer = make_enforcer(made, prepared.facts.uid, os.path.basename(built.space.path))
-        hold = execute.must_hold(built.command, enforcer)
-        opened = execute.open_descriptors(built.command, hold=hold)
+        opened = execute.open_descriptors(built.command)
         line = execute.argument_vector(built.command, opened)
 
         def start() -> subprocess.Popen[bytes]:
@@ -349,7 +345,7 @@ def _start(
         execute.complete(built.command, init, enforcer)
     except BaseException:
         process.close()
+        os.close(opened.release)
         raise
-    finally:
-        execute.release(opened)
+    execute.release(opened)
     return process

@@ -81,7 +81,8 @@ def plan(request: Request) -> Prepared:
         _require_trust(project, place.state_dir, asked)
     policy, facts, made = decide([*layers, flags])
     if project is not None and _has_grants(policy):
-        more = widened_paths(policy, facts, decide(below)[2])
+        # The user's flags count as granted or taken: a deeper or exact rule must not lift them.
+        more = widened_paths(policy, facts, decide([*below, flags])[2], made)
         if more:
             _require_trust(project, place.state_dir, more)
         asked += more
@@ -128,7 +129,7 @@ def check_command(prepared: Prepared, argv: Sequence[str]) -> None:
     if problem is None and not _may_be_private(made, argv[0], path):
         raise CommandError(
             f"cannot run '{argv[0]}': command not found",
-            hint="check the spelling and PATH",
+            hint=_spelling_hint(argv[0]),
             code="command-not-found",
             exit_code=EXIT_NOT_FOUND,
         )
@@ -136,52 +137,60 @@ def check_command(prepared: Prepared, argv: Sequence[str]) -> None:
         raise problem
 
 
+def _spelling_hint(name: str) -> str:
+    if name in ("on", "off", "true", "false"):
+        return f"switches take their value with '=': --network={name}"
+    if " " in name:
+        return "give the command and its arguments as separate words, or use sh -c"
+    return "check the spelling and PATH"
+
+
+def _refuse(name: str, why: str, hint: str = "") -> CommandError:
+    return CommandError(
+        f"cannot run '{name}': {why}",
+        hint=hint,
+        code="command-not-executable",
+        exit_code=EXIT_CANNOT_EXECUTE,
+    )
+
+
 def _obstacle(
     made: model.Plan, name: str, found: host_command.Candidate, path: str, locator: Locator
 ) -> CommandError | None:
-    def refuse(why: str, hint: str = "") -> CommandError:
-        return CommandError(
-            f"cannot run '{name}': {why}",
-            hint=hint,
-            code="command-not-executable",
-            exit_code=EXIT_CANNOT_EXECUTE,
-        )
-
+    """Why one file cannot be the command, or None."""
+    if found.match.kind == "dir":
+        return _refuse(name, "it is a directory")
     hidden = _hidden(made, found.match)
     if hidden:
-        return refuse(
-            f"'{hidden}' is not visible in the sandbox", f"show it with --ro '{_to_show(hidden)}'"
-        )
+        why = f"'{hidden}' is not visible in the sandbox"
+        return _refuse(name, why, f"show it with --ro '{hidden}'")
     if not found.executable:
-        why = "it is a directory" if found.match.kind == "dir" else "permission denied"
-        return refuse(why)
+        hint = f"make it executable: chmod +x '{found.match.real}'"
+        return _refuse(name, "permission denied", hint)
+    return _script_obstacle(made, name, found, path, locator)
+
+
+def _script_obstacle(
+    made: model.Plan, name: str, found: host_command.Candidate, path: str, locator: Locator
+) -> CommandError | None:
+    """Why a script's interpreter cannot be started, or None."""
+    hidden = ""
     if found.interpreter:
         match = locator.find(found.interpreter)
         if match is None:
-            return refuse(f"its interpreter '{found.interpreter}' does not exist")
+            return _refuse(name, f"its interpreter '{found.interpreter}' does not exist")
         hidden = _hidden(made, match)
-        if hidden:
-            return refuse(
-                f"its interpreter '{hidden}' is not visible in the sandbox",
-                f"show it with --ro '{_to_show(hidden)}'",
-            )
-    if found.looked_up:
+    if not hidden and found.looked_up:
         inner = [
             _hidden(made, c.match)
             for c in host_command.candidates(found.looked_up, path, made.cwd, locator)
             if c.executable
         ]
-        if inner and all(inner):
-            return refuse(
-                f"its interpreter '{inner[0]}' is not visible in the sandbox",
-                f"show it with --ro '{_to_show(inner[0])}'",
-            )
+        hidden = inner[0] if inner and all(inner) else ""
+    if hidden:
+        why = f"its interpreter '{hidden}' is not visible in the sandbox"
+        return _refuse(name, why, f"show it with --ro '{hidden}'")
     return None
-
-
-def _to_show(hidden: str) -> str:
-    """What to name in a hint: a program's directory usually holds what it needs."""
-    return hidden
 
 
 def _hidden(made: model.Plan, match: model.Match) -> str:

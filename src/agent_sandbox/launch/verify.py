@@ -1,0 +1,98 @@
+"""Compares the root that bwrap built with the planned one, before the command starts. Pure.
+
+Between the plan and bwrap's mounts another sandbox in the same project can swap a directory for a
+link: bwrap would follow it and bind something else, somewhere else. The kernel's own table of the
+new mount namespace tells (proc_pid_mountinfo(5)): every mount must be one that was planned, with
+the planned directory behind it, or a mount of the host below such a one.
+"""
+
+from __future__ import annotations
+
+from ..policy import paths
+from ..record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Mounts that bwrap makes by itself for --dev and --proc, in trees that nobody else can write.
+OWN = frozenset(
+    {
+        "/", "/dev", "/dev/pts", "/dev/console", "/dev/null", "/dev/zero", "/dev/full",
+        "/dev/random", "/dev/urandom", "/dev/tty", "/proc", "/proc/sys", "/proc/sysrq-trigger",
+        "/proc/irq", "/proc/bus",
+    }
+)  # fmt: skip
+
+
+class Entry(Record):
+    """One line of a mount table: the device, the directory on it, and where it is mounted."""
+
+    device: str
+    root: str
+    point: str
+
+
+def parse(table: str) -> list[Entry]:
+    """The mounts of a namespace, in the order in which they were made."""
+    found = []
+    for line in table.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 5:
+            found.append(Entry(device=fields[2], root=_plain(fields[3]), point=_plain(fields[4])))
+    return found
+
+
+def _plain(field: str) -> str:
+    """Undo the kernel's octal escapes of space, tab, newline and backslash."""
+    if "\\" not in field:
+        return field
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, char)
+    return field
+
+
+def place_of(path: str, host: Iterable[Entry]) -> tuple[str, str]:
+    """The device and the directory on it that a path of the host stands for."""
+    best: Entry | None = None
+    for entry in host:
+        if paths.within(path, entry.point) and (
+            best is None or paths.depth(entry.point) >= paths.depth(best.point)
+        ):
+            best = entry
+    if best is None:
+        return "", ""
+    return best.device, paths.normalise(best.root + "/" + path[len(best.point) :])
+
+
+def stray(inside: Iterable[Entry], host: list[Entry], planned: Mapping[str, list[str]]) -> str:
+    """What is wrong with a built root, or nothing. `planned`: destination → its sources."""
+    seen = set()
+    for entry in inside:
+        seen.add(entry.point)
+        if entry.point in OWN:
+            continue
+        if not any(_fits(entry, dest, source, host) for dest, source in _over(entry, planned)):
+            return f"'{entry.point}' shows '{entry.root}'"
+    for dest in planned:
+        if dest not in seen:
+            return f"'{dest}' is not covered"
+    return ""
+
+
+def _over(entry: Entry, planned: Mapping[str, list[str]]) -> Iterable[tuple[str, str]]:
+    """The planned mounts at or above a mount, nearest first."""
+    for dest in (entry.point, *paths.parents(entry.point)):
+        for source in planned.get(dest, ()):
+            yield dest, source
+
+
+def _fits(entry: Entry, dest: str, source: str, host: list[Entry]) -> bool:
+    """Whether a mount is the planned one, or one of the host that came along below it."""
+    if not source:
+        return entry.point == dest
+    shown = (entry.device, entry.root)
+    behind = paths.normalise(source + "/" + entry.point[len(dest) :])
+    # Mounts may lie on top of each other on the host; all of them come along.
+    carried = any(h.point == behind and (h.device, h.root) == shown for h in host)
+    return carried or (entry.point == dest and shown == place_of(behind, host))
