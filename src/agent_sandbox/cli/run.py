@@ -22,10 +22,13 @@ from . import options, output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..launch.execute import Outcome, Signals
     from ..sandbox.prepare import Built, Prepared
     from .report import Report
 
 PROGRAM = "agent-sandbox"
+# How often a start is tried when files that only root's sandbox covers were replaced meanwhile.
+ROOT_ATTEMPTS = 3
 OFF_WORDS = ("false", "0", "off", "no")
 
 
@@ -122,15 +125,7 @@ def _run(parsed: options.Parsed) -> int:
             hint="run the command itself: it is sandboxed already",
             code="nested",
         )
-    prepared = prepare.plan(
-        prepare.Request(
-            argv=parsed.command,
-            values=parsed.values,
-            env=os.environ,
-            cwd=parsed.cwd,
-            config=parsed.config,
-        )
-    )
+    prepared = _plan(parsed)
     for message in prepared.plan.notices:
         output.notice(PROGRAM, message)
     if "--debug" in parsed.switches:
@@ -150,6 +145,20 @@ def _run(parsed: options.Parsed) -> int:
     return _start(prepared, parsed, report)
 
 
+def _plan(parsed: options.Parsed) -> Prepared:
+    from ..sandbox import prepare
+
+    return prepare.plan(
+        prepare.Request(
+            argv=parsed.command,
+            values=parsed.values,
+            env=os.environ,
+            cwd=parsed.cwd,
+            config=parsed.config,
+        )
+    )
+
+
 def _dry_run(prepared: Prepared, parsed: options.Parsed) -> int:
     # Only here: quoting needs `re`.
     import shlex
@@ -161,10 +170,29 @@ def _dry_run(prepared: Prepared, parsed: options.Parsed) -> int:
 
 
 def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) -> int:
+    from ..launch import execute
+
+    signals = execute.Signals()
+    for attempt in range(ROOT_ATTEMPTS):
+        last = prepared.facts.uid != 0 or attempt == ROOT_ATTEMPTS - 1
+        try:
+            built, outcome = _attempt(prepared, parsed, signals)
+        except HostError as error:
+            if last or error.code != "root-changed":
+                raise
+        else:
+            if outcome.started or not outcome.code or last:
+                return _finish(built, outcome, parsed, report)
+        # Root's masks lie on files that passwd and useradd replace: look again and build anew.
+        prepared = _plan(parsed)
+    raise InternalBug("no attempt was the last")
+
+
+def _attempt(prepared: Prepared, parsed: options.Parsed, signals: Signals) -> tuple[Built, Outcome]:
+    """Build a sandbox, run the command in it, and clean up."""
     from ..launch import execute, workspace
     from ..sandbox import prepare
 
-    signals = execute.Signals()
     built = prepare.build(prepared, parsed.command, heeded=signals.heeded)
     keep = "--keep-workspace" in parsed.switches
     enforcer = None
@@ -181,7 +209,12 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
         if enforcer is not None:
             enforcer.close()
         workspace.remove(built.space, keep=keep)
-    if keep:
+    return built, outcome
+
+
+def _finish(built: Built, outcome: Outcome, parsed: options.Parsed, report: Report | None) -> int:
+    """Say what is to be said at the end."""
+    if "--keep-workspace" in parsed.switches:
         output.notice(PROGRAM, f"workspace kept in '{built.space.path}'")
     if not outcome.started and outcome.code:
         return _explain_failure(built, outcome.code)

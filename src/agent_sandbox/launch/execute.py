@@ -387,6 +387,10 @@ def run(
     except BaseException:
         # Never released: what could not be finished must not run.
         sandboxed.kill()
+        sandboxed.join()
+        os.waitpid(outer, 0)
+        os.close(descriptors.release)
+        os.close(descriptors.status)
         raise
     release(descriptors)
     outcome = _Watch(sandboxed, signals, timeout, enforcer).until_end()
