@@ -493,3 +493,35 @@ def test_a_reader_that_goes_away_is_no_bug(world: World) -> None:
     done = world.outside("bash", "-c", f"{quoted} | true; echo ${{PIPESTATUS[0]}}")
     assert done.stdout.strip() in ("0", "141")
     assert done.stderr == ""
+
+
+KEY = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+call = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[os.uname().machine]
+if sys.argv[1] == "add":
+    libc.syscall(call[2], 1, 0)
+    assert libc.syscall(call[0], b"user", b"agsbx", b"KEYSECRET", 9, -3) > 0
+    os.execvp(sys.argv[2], sys.argv[2:])
+found = libc.syscall(call[1], b"user", b"agsbx", 0, 0)
+data = ctypes.create_string_buffer(64)
+got = libc.syscall(call[2], 11, found, data, 64) if found > 0 else -1
+print("read", data.raw[:9].decode() if got > 0 else "nothing")
+"""
+
+
+def test_cannot_read_the_callers_session_keyring(world: World) -> None:
+    """Whoever possesses a keyring may read its keys; the control inherits it."""
+    key = str(world.write("key.py", KEY))
+    python = world.runner.python
+    control = world.outside(python, key, "add", python, key, "read")
+    must_work("KEYSECRET" in control.stdout, f"no keyrings here: {control.stderr}")
+    done = world.outside(python, key, "add", *world.argv("/usr/bin/python3", key, "read"))
+    assert done.stdout == "read nothing\n", done.stderr
+
+
+def test_cannot_open_a_socket_to_the_hypervisor(world: World) -> None:
+    """vsock is in no network namespace."""
+    attempt = "import socket; socket.socket(40, socket.SOCK_STREAM)"
+    done = world.sandbox("--network=off", "/usr/bin/python3", "-c", attempt)
+    assert "Address family not supported" in done.stderr
