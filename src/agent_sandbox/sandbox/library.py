@@ -16,7 +16,7 @@ import sys
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, SandboxError, UsageError
-from ..launch import execute, stand_in, workspace
+from ..launch import descriptors, execute, stand_in, workspace
 from ..launch.spawner import spawner
 from ..policy import decode, model, paths, settings
 from ..record import Record
@@ -239,7 +239,7 @@ class Sandbox:
                 code="wrap-with-limits",
             )
         built = build(prepared, argv)
-        spec = execute.memory_file(stand_in.dump(built.command))
+        spec = descriptors.memory_file(stand_in.dump(built.command))
         line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec)]
         return Wrapped(line, (spec,), built.space)
 
@@ -320,8 +320,8 @@ def _start(
     enforcer = None
     try:
         enforcer = make_enforcer(made, prepared.facts.uid, os.path.basename(built.space.path))
-        opened = execute.open_descriptors(built.command)
-        line = execute.argument_vector(built.command, opened)
+        opened = descriptors.open_descriptors(built.command)
+        line = descriptors.argument_vector(built.command, opened)
 
         def start() -> subprocess.Popen[bytes]:
             return subprocess.Popen(  # noqa: S603 - the argument vector is ours
@@ -335,7 +335,7 @@ def _start(
             enforcer.close()
         workspace.remove(built.space, keep=False)
         raise
-    execute.close_inherited(opened)
+    descriptors.close_inherited(opened)
     status = execute.ChildStatus(opened.status)
     init = status.child()
     process = Process(
@@ -347,5 +347,5 @@ def _start(
         process.close()
         os.close(opened.release)
         raise
-    execute.release(opened)
+    descriptors.release(opened)
     return process
