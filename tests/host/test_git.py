@@ -475,3 +475,70 @@ def test_cannot_write_hooks_that_the_user_s_own_configuration_names(
         (top / ".githooks").mkdir()
     assert writable(top, base, "src")
     assert not writable(top, base, ".githooks/pre-commit")
+
+
+# --- What a red team wrote next -------------------------------------------------------------------
+
+
+def test_pointers_of_submodules_and_worktrees_are_protected(base: Path) -> None:
+    """`gitdir: evil` in one of them makes the host's git run another repository's settings."""
+    inner = repository(base / "inner")
+    outer = repository(base / "outer")
+    run(outer, "submodule", "--quiet", "add", str(inner), "sub")
+    run(outer, "worktree", "add", "-q", "-b", "wb", str(outer / "wt"))
+    run(outer, "worktree", "add", "-q", "-b", "elsewhere", str(base / "far"))
+    found = set(believed(outer, base).control)
+    assert {f"{outer}/sub/.git", f"{outer}/wt/.git"} <= found
+    assert f"{base}/far/.git" not in found
+
+
+def test_files_that_the_repository_s_configuration_includes_are_held(base: Path) -> None:
+    """There: read-only, with what they include; missing: held by a placeholder."""
+    top = repository(base / "r")
+    (top / "one").write_text("[include]\npath = two\n")
+    (top / "two").write_text("[user]\nname = A\n")
+    run(top, "config", "include.path", "../one")
+    run(top, "config", "--add", "include.path", "../missing")
+    run(top, "config", "--add", "include.path", "~/mine")
+    found = believed(top, base)
+    assert {f"{top}/one", f"{top}/two"} <= set(found.control)
+    assert found.absent_files == (f"{top}/missing",)
+
+
+@pytest.mark.parametrize("what", ["include", "hooks"])
+def test_cannot_hold_what_is_reached_through_a_link(base: Path, what: str) -> None:
+    """A link in the work tree can be replaced: the start fails."""
+    top = repository(base / "r")
+    (top / "real").mkdir()
+    (top / "real/f").write_text("")
+    (top / "link").symlink_to("real")
+    key, value = ("include.path", "../link/f") if what == "include" else ("core.hooksPath", "link")
+    run(top, "config", key, value)
+    with pytest.raises(PolicyError) as caught:
+        layout(top, base)
+    assert caught.value.code == "git-link"
+
+
+def test_cannot_switch_protection_off_with_many_modules(base: Path) -> None:
+    """More than can be looked at is an error, not a reason to stop looking."""
+    top = repository(base / "r")
+    for number in range(300):
+        module = top / f".git/modules/zz/{number}"
+        module.mkdir(parents=True)
+        (module / "HEAD").write_text("")
+    with pytest.raises(PolicyError) as caught:
+        layout(top, base)
+    assert caught.value.code == "git-modules"
+
+
+def test_an_included_file_of_the_project_names_nothing_to_show(base: Path) -> None:
+    """The sandbox may have written it: its excludesFile would be shown in the next run."""
+    home = base / "home"
+    project = home / "project"
+    project.mkdir()
+    (home / ".gitconfig").write_text(f"[include]\npath = {project}/inc\n")
+    (project / "inc").write_text("[core]\nexcludesFile = ~/.ssh/id\n[include]\npath = ~/x\n")
+    for name in (".ssh/id", "x"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text("secret")
+    assert set(user_config(home)) == {".gitconfig", "project/inc"}
