@@ -58,6 +58,14 @@ def test_cannot_pass_without_a_planned_mount() -> None:
     assert "/home/u/p/.git" in stray(parse(without), HOST, PLANNED)
 
 
+def test_cannot_pass_with_one_of_two_mounts_on_one_place() -> None:
+    """A bind is there, the mask on top of it is not."""
+    planned = {**PLANNED, "/home/u/p/.git": ["/home/u/p/.git", "/home/u/mask"]}
+    assert "/home/u/p/.git" in stray(parse(GOOD), HOST, planned)
+    masked = GOOD + "46 44 8:2 /@home/u/mask /home/u/p/.git ro - btrfs /dev/h rw\n"
+    assert stray(parse(masked), HOST, planned) == ""
+
+
 def test_stacked_mounts_of_the_host_come_along() -> None:
     """The whole host, with two mounts on one place."""
     inside = (

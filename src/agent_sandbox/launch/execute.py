@@ -80,9 +80,15 @@ def _verify(command: Command, init: int) -> None:
     # bwrap's last step; it shows at the process's root only after pivot_root(2).
     deadline = time.monotonic() + BUILD_SECONDS
     while not os.path.exists(marker):
-        if time.monotonic() > deadline or not os.path.exists(f"/proc/{init}/root"):
-            # bwrap failed and says so itself.
+        if not os.path.exists(f"/proc/{init}"):
+            # bwrap failed and says so itself; there is nothing to let go.
             return
+        if time.monotonic() > deadline:
+            raise HostError(
+                "cannot see the sandbox that was built, so it cannot be checked",
+                hint="run 'sandboxctl doctor'; /proc must show your own processes",
+                code="root-unseen",
+            )
         time.sleep(0.0002)
     planned: dict[str, list[str]] = {}
     for dest, source in command.planned:

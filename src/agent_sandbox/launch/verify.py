@@ -67,15 +67,16 @@ def place_of(path: str, host: Iterable[Entry]) -> tuple[str, str]:
 
 def stray(inside: Iterable[Entry], host: list[Entry], planned: Mapping[str, list[str]]) -> str:
     """What is wrong with a built root, or nothing. `planned`: destination → its sources."""
-    seen = set()
+    seen: dict[str, int] = {}
     for entry in inside:
-        seen.add(entry.point)
+        seen[entry.point] = seen.get(entry.point, 0) + 1
         if entry.point in OWN:
             continue
         if not any(_fits(entry, dest, source, host) for dest, source in _over(entry, planned)):
             return f"'{entry.point}' shows '{entry.root}'"
-    for dest in planned:
-        if dest not in seen:
+    for dest, sources in planned.items():
+        # A mask on a bind at the same place is a second mount there.
+        if seen.get(dest, 0) < len(sources):
             return f"'{dest}' is not covered"
     return ""
 

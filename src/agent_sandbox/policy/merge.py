@@ -10,8 +10,6 @@ from . import paths, presets, profiles, settings
 from .model import (
     BUILT_IN,
     EXCLUDE,
-    FLAGS,
-    LAYER_NAMES,
     MANDATORY,
     PROJECT,
     RO,
@@ -236,8 +234,3 @@ def untrusted(file: str, asked: Sequence[str]) -> PolicyError:
 def is_project(rule: Rule) -> bool:
     """Whether a rule comes from the project's own file."""
     return rule.source.layer == PROJECT
-
-
-def layer_name(rank: int) -> str:
-    """The name of a layer for people."""
-    return LAYER_NAMES.get(rank, "flag" if rank == FLAGS else "built-in")

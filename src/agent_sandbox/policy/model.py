@@ -24,10 +24,6 @@ PROJECT = 2
 FLAGS = 3
 # Protections that no layer may lift: our own files and state.
 MANDATORY = 9
-LAYER_NAMES = {
-    BUILT_IN: "built-in", GLOBAL: "global config", PROJECT: "project config", FLAGS: "flag",
-    MANDATORY: "always",
-}  # fmt: skip
 
 # Sources of mounts that exist only during a run, filled in by the strategy.
 WORK_TMP = "@work/tmp"

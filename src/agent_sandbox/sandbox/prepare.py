@@ -51,7 +51,6 @@ class Prepared(Record):
     facts: model.HostFacts
     plan: model.Plan
     layers: tuple[decode.Layer, ...]
-    trusted: bool = False
 
 
 def plan(request: Request) -> Prepared:
@@ -85,10 +84,7 @@ def plan(request: Request) -> Prepared:
         more = widened_paths(policy, facts, decide([*below, flags])[2], made)
         if more:
             _require_trust(project, place.state_dir, more)
-        asked += more
-    return Prepared(
-        policy=policy, facts=facts, plan=made, layers=(*layers, flags), trusted=bool(asked)
-    )
+    return Prepared(policy=policy, facts=facts, plan=made, layers=(*layers, flags))
 
 
 def _project_layer(layers: Sequence[decode.Layer]) -> decode.Layer | None:
