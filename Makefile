@@ -6,8 +6,15 @@ PY := $(DEV)/bin/python
 # The system's own first: the tests' unprivileged user must be able to read the interpreter.
 PYTHON := /usr/bin/python3 python3.13 python3.12 python3.11 python3
 PROGRAMS := bwrap git tmux valgrind dockerd docker zsh fish
-PACKAGES := bubblewrap git tmux valgrind docker.io zsh fish python3 python3-venv
+PACKAGES := bubblewrap git tmux valgrind docker.io zsh fish python3 python3-venv linux-libc-dev
+# Large: what `make test-runtimes` runs inside sandboxes.
+RUNTIMES := node gcc cmake go cargo javac chromium gdb strace
+RUNTIME_PACKAGES := nodejs gcc libc6-dev make cmake golang-go cargo default-jdk-headless chromium gdb strace
 ARGS :=
+# For `make fuzz` and `make chaos`: how long, how many, and the seed to begin with (empty: any).
+SECONDS := 120
+RUNS := 240
+SEED :=
 
 # Whether an interpreter will do: new enough, able to make a venv with pip, and as root not below
 # a closed directory such as /root (pyenv), where the tests' user could not reach it.
@@ -24,11 +31,26 @@ export PROBE
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: test
-test: dev ## install what tests need and run all of them
-	@$(PY) -m pytest -n 2 $(ARGS)
+test: dev ## install what tests need and run all of them but the next
+	@$(PY) -m pytest -n 2 --ignore=tests/kernel/test_runtimes.py $(ARGS)
+
+.PHONY: test-runtimes
+test-runtimes: dev ## install language runtimes and a browser, and run them in sandboxes
+	@$(MAKE) --no-print-directory deps PROGRAMS='$(RUNTIMES)' PACKAGES='$(RUNTIME_PACKAGES)'
+	@$(PY) -m pytest -n 2 tests/kernel/test_runtimes.py $(ARGS)
+
+.PHONY: fuzz
+fuzz: dev ## feed random input to everything that parses; SECONDS=600 for longer, SEED=n again
+	@AGENT_SANDBOX_FUZZ_SECONDS=$(SECONDS) AGENT_SANDBOX_FUZZ_SEED=$(SEED) \
+	    $(PY) -m pytest -n 2 tests/fuzz $(ARGS)
+
+.PHONY: chaos
+chaos: dev ## kill parts of sandboxes at random moments; RUNS=2000 for longer, SEED=n again
+	@AGENT_SANDBOX_CHAOS_RUNS=$(RUNS) AGENT_SANDBOX_CHAOS_SEED=$(SEED) \
+	    $(PY) -m pytest -n 2 -m chaos tests/chaos $(ARGS)
 
 .PHONY: check
 check: dev ## lint, formatting, types
@@ -39,6 +61,8 @@ check: dev ## lint, formatting, types
 .PHONY: bench
 bench: dev ## what a start costs, next to bare bwrap
 	@$(PY) bench/launch.py
+	@$(PY) bench/scan.py
+	@$(PY) bench/saves.py
 
 .PHONY: docs-test
 docs-test: dev ## the documentation says what the code does

@@ -178,7 +178,8 @@ def sandboxctl() -> str:
         "\\fB\\-v\\fR, \\fB\\-\\-version\\fR",
         "Show the version.",
         ".SH EXIT STATUS",
-        "0 on success, 125 on an error. \\fBdoctor\\fR ends with 1 when a check failed.",
+        "0 on success, 125 on an error. \\fBdoctor\\fR ends with 1 when a check failed,",
+        "\\fBselftest\\fR when an attempt escaped or was not made.",
         ".SH SEE ALSO",
         "\\fBagent\\-sandbox\\fR(1)",
     ]

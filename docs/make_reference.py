@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "src"))
 from agent_sandbox.cli import ctl, options  # noqa: E402
 from agent_sandbox.host import facts, git  # noqa: E402
 from agent_sandbox.policy import (  # noqa: E402
+    control,
     engines,
     environment,
     presets,
@@ -38,6 +39,7 @@ KINDS = {
     settings.DURATION: "number of seconds, or text such as `90`, `10m`, `2h`",
 }
 
+CONTROL_RULES = "in the project; read-only where it is there, not to be created where it is not"
 GIT_RULES = (
     "the repository's metadata writable; when the project is a sub-directory, the rest of the "
     "repository read-only; read-only in every git directory: {}, the `.git` file of a worktree or "
@@ -79,6 +81,8 @@ def key_table() -> list[str]:
             kind += " (also `true`, `false`)"
         default = row.default
         shown = ", ".join(default) if isinstance(default, tuple) else default
+        if row.kind == settings.SIZE and isinstance(default, int):
+            shown = f"{default >> 30}G"
         lines.append(f"| `{row.key}` | {kind} | {f'`{shown}`' if shown else ''} | {row.help} |")
     return lines
 
@@ -103,15 +107,17 @@ def preset_rules() -> list[str]:
         elif preset.ro and preset.name != "@toolchains":
             lines += [f"- `{preset.name}`, read-only in the project: {words(preset.ro)}"]
     moved = words([f"${name}{suffix}" for name, suffix in toolchains.VARIABLES])
-    roots, control = words(toolchains.ROOTS), words(git.CONTROL_FILES + git.CONTROL_DIRS)
+    roots, in_git = words(toolchains.ROOTS), words(git.CONTROL_FILES + git.CONTROL_DIRS)
+    held = [f"{name}/{part}" for name, parts in control.PARTS.items() for part, _ in parts]
     return [
         *lines,
         f"- `@base`, read-only: {words(facts.SYSTEM_TREES)}; the project writable",
         f"- `@toolchains`, read-only: {roots}; each directory on `PATH`; what is named by {moved}",
         f"- `@caches`, kept in the private home: {words(presets.CACHES)}",
         "- `@agents`: the profile's paths, see [Profiles](#profiles)",
-        f"- `@git`: {GIT_RULES.format(control)}",
+        f"- `@git`: {GIT_RULES.format(in_git)}",
         "- `@git-strict`: `@git`; also read-only: other branches, `refs/tags`, `packed-refs`",
+        f"- `@control`, {CONTROL_RULES}: {words((*control.DIRECTORIES, *control.FILES, *held))}",
         "- `@host`: `/` read-only",
     ]
 

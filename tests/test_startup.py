@@ -25,10 +25,10 @@ HEAVY = (
 )  # fmt: skip
 MUST_WORK = os.environ.get("AGENT_SANDBOX_MUST_WORK") == "1"
 
-# What planning may cost on top of the bare interpreter. Measured with CPython 3.11.7 on x86_64 as
-# root: 37.5 million instructions (the bare interpreter: 20.9 million). The bound is 15 % above
+# What planning may cost on top of the bare interpreter. Measured with CPython 3.11 on x86_64 as
+# root: 43.1 million instructions (the bare interpreter: 20.9 million). The bound is 7 % above
 # that. Raise it only with a reason in the commit.
-PLAN_BOUND = 43_000_000
+PLAN_BOUND = 46_000_000
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Record: a frozen, keyword-only, slotted value class that costs nothing at start-up.
+"""Record: a frozen, keyword-only value class that costs nothing at start-up.
 
 `dataclasses` imports `inspect` (about 25 ms) and every agent command would pay for it, so the
 launch path uses this base instead. Type checkers see frozen keyword-only
@@ -19,7 +19,7 @@ else:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class RecordType(type):
-    """Turns annotations into slots and defaults."""
+    """Turns annotations into fields and defaults."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> RecordType:
         """Make the class."""
@@ -29,8 +29,8 @@ class RecordType(type):
         for base in bases:
             inherited += getattr(base, "__fields__", ())
             defaults = {**getattr(base, "__defaults__", {}), **defaults}
-        namespace["__slots__"] = own
         namespace["__fields__"] = inherited + own
+        namespace["__names__"] = frozenset(inherited + own)
         namespace["__defaults__"] = defaults
         return super().__new__(mcls, name, bases, namespace)
 
@@ -44,19 +44,13 @@ class Record(metaclass=RecordType):
     else:
 
         def __init__(self, **values: object) -> None:
-            put = object.__setattr__
-            missing = len(self.__fields__) - len(values)
-            for field, value in values.items():
-                if field not in self.__fields__:
-                    raise TypeError(f"{type(self).__name__}: unknown field {field!r}")
-                put(self, field, value)
-            if missing:
-                for field, value in self.__defaults__.items():
-                    if field not in values:
-                        put(self, field, value)
-                        missing -= 1
-            if missing:
-                raise TypeError(f"{type(self).__name__}: missing a field of {self.__fields__}")
+            # Hundreds are made at every start: three calls in C instead of one per field.
+            held = self.__dict__
+            held.update(self.__defaults__)
+            held.update(values)
+            if held.keys() != self.__names__:
+                wrong = sorted(held.keys() ^ self.__names__)
+                raise TypeError(f"{type(self).__name__}: unknown or missing fields: {wrong}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")

@@ -51,6 +51,7 @@ def test_every_flag_and_verb_is_offered(name: str) -> None:
         ("agent-sandbox --profile cla", "claude"),
         ("sandboxctl doc", "doctor"),
         ("sandboxctl completion fi", "fish"),
+        ("sandboxctl quarantine re", "restore"),
     ],
 )
 def test_bash_completes(words: str, expected: str) -> None:

@@ -310,7 +310,7 @@ def test_cannot_widen_with_a_forged_git_file(world: World) -> None:
         "gitdir: /nowhere\n",
         "garbage\n",
     ):
-        world.sh(f"printf '{text}' > .git")
+        world.write(".git", text)
         done = world.sh("cat ~/private/key")
         assert done.returncode == 125, text
         assert "cannot trust" in done.stderr

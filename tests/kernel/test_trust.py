@@ -220,8 +220,7 @@ def test_cannot_lift_the_users_flags_from_a_project_file(
     world.write(".env", "SECRET")
     world.write("config/.env", "SECRET")
     world.runner.own(world.project)
-    planted = f"printf '[filesystem]\\n{rule}\\n' > .agent-sandbox.toml"
-    assert world.sh(planted, *flag).returncode == 0
+    world.project_config(f"[filesystem]\n{rule}\n")
     done = world.sh("cat .env config/.env; echo x > config/.env", *flag)
     assert done.returncode == 125
     assert "asks for more" in done.stderr

@@ -30,6 +30,7 @@ GOOD: list[tuple[str, object, object]] = [
     ("home", "private", "private"),
     ("home", "ephemeral", "ephemeral"),
     ("home", "host", "host"),
+    *[("seccomp", level, level) for level in ("strict", "default", "off")],
     ("filesystem.presets", ["!@all", "@base"], ("!@all", "@base")),
     ("filesystem.presets", [], ()),
     ("filesystem.ro", ["a", "~/b"], ("a", "~/b")),
@@ -56,6 +57,9 @@ GOOD: list[tuple[str, object, object]] = [
     ("limits.memory", "100b", 100),
     ("limits.pids", 512, 512),
     ("limits.pids", "64", 64),
+    ("limits.pids", "none", settings.NO_LIMIT),
+    ("limits.tmp-size", "2G", 2 << 30),
+    ("limits.tmp-size", "none", settings.NO_LIMIT),
     ("limits.cpu-time", "1m", 60.0),
 ]
 
@@ -85,6 +89,7 @@ BAD: list[tuple[str, object]] = [
     *each("profile", "", 1, True, ["claude"], "a b", "../x", None, {}),
     *each("network", "public", "allow", "filtered", "", 1, 0, None, [], {}, "maybe", 1.0),
     *each("docker", "public", "allow", "filtered", "", 1, 0, None, [], {}, "maybe", 1.0),
+    *each("seccomp", "on", True, False, "", 1, "Strict", None, []),
     *each("home", "on", True, "", 1, "Private", None, []),
     *each("filesystem.presets", "@all", ["@nope"], ["!@nope"], [""], [1], {}, True),
     *each("filesystem.presets", ["all"], ["!!@all"], None),
@@ -97,6 +102,8 @@ BAD: list[tuple[str, object]] = [
     *each("limits.timeout", float("inf"), float("nan"), "nan"),
     *each("limits.cpu-time", 0, -1, True, "", "x", "1x", "-1", "1.2.3", ".", "inf", None, []),
     *each("limits.memory", 0, -1, True, "", "G", "4X", "-4G", "0.1", 0.5, None, [], "4GG", "ib"),
+    *each("limits.memory", "none", "None"),
+    *each("limits.tmp-size", 0, -1, True, "", "G", "4X", "None", None, []),
     *each("limits.pids", 0, -1, True, 1.5, "", "x", "1.5", 1 << 22, None, "9" * 30),
 ]
 

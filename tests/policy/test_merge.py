@@ -41,7 +41,8 @@ def test_without_layers_every_value_is_the_default() -> None:
     assert policy.home.value == "private"
     assert policy.profile.value == "none"
     assert {str(policy.network.source), str(policy.docker.source)} == {"built-in default"}
-    assert all(setting.value is None for setting in policy.limits.values())
+    held = {key for key, setting in policy.limits.items() if setting.value is not None}
+    assert held == {"limits.pids", "limits.tmp-size"}
     assert set(policy.limits) == {k for k in settings.BY_KEY if k.startswith("limits.")}
     assert policy.env_keep == ()
     assert policy.env_set == {}
@@ -280,12 +281,17 @@ WIDER: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"docker": "on"}, {}, "docker"),
     ({"home": "host"}, {}, "home"),
     ({"home": "private"}, {"home": "ephemeral"}, "home"),
+    ({"seccomp": "off"}, {}, "seccomp"),
+    ({"seccomp": "default"}, {"seccomp": "strict"}, "seccomp"),
     ({"profile": "claude"}, {}, "profile"),
     ({"env": {"keep": ["GITHUB_TOKEN"]}}, {}, "env.keep"),
     ({"env": {"set": {"ANTHROPIC_BASE_URL": "https://evil.example"}}}, {}, "env.set"),
     ({"env": {"set": {"PATH": "/home/u/p/bin"}}}, {}, "env.set"),
     ({"limits": {"memory": "8G"}}, {"limits": {"memory": "4G"}}, "limits.memory"),
     ({"limits": {"pids": 9}}, {"limits": {"pids": 8}}, "limits.pids"),
+    ({"limits": {"pids": "none"}}, {}, "limits.pids"),
+    ({"limits": {"tmp-size": "9G"}}, {}, "limits.tmp-size"),
+    ({"limits": {"tmp-size": "none"}}, {"limits": {"tmp-size": "1T"}}, "limits.tmp-size"),
     ({"limits": {"timeout": "2h"}}, {"limits": {"timeout": "1h"}}, "limits.timeout"),
     ({"limits": {"cpu-time": "2h"}}, {"limits": {"cpu-time": "1h"}}, "limits.cpu-time"),
     ({"filesystem": {"presets": ["@host"]}}, {}, "preset @host"),
@@ -326,6 +332,8 @@ TIGHTER: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"network": "on"}, {}),
     ({"docker": "off"}, {"docker": "on"}),
     ({"home": "ephemeral"}, {}),
+    ({"seccomp": "strict"}, {}),
+    ({"seccomp": "default"}, {"seccomp": "off"}),
     ({"home": "private"}, {"home": "host"}),
     ({"limits": {"memory": "8G"}}, {}),
     ({"limits": {"memory": "1G", "pids": 8}}, {"limits": {"memory": "4G", "pids": 8}}),

@@ -12,7 +12,7 @@ from agent_sandbox.policy import presets, profiles, secrets, toolchains
 LEAVES = [p.name for p in presets.PRESETS if not p.includes]
 DESIGNED = {
     "@base", "@toolchains", "@caches", "@agents", "@git", "@git-strict", "@lint/ts", "@lint/go",
-    "@lint/python", "@lint/all", "@host", "@all",
+    "@lint/python", "@lint/all", "@host", "@all", "@control",
 }  # fmt: skip
 
 

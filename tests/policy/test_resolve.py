@@ -73,6 +73,8 @@ def test_the_default_plan_is_exactly_this() -> None:
         "symlink /var/tmp",
         "rw /home/u/p",
         "tmpfs /run/user/1000",
+        "mask-dir /proc/1",
+        "seal /proc",
         "text /run/agent-sandbox/marker",
         "seal /",
     ]
@@ -84,6 +86,7 @@ def test_the_default_plan_s_sources_are_private_where_they_should_be() -> None:
     assert sources == {
         "/etc": "/etc", "/usr": "/usr", "/tmp": "@work/tmp", "/var/tmp": "../tmp",
         HOME: "@home", CWD: CWD, "/var/run": "../run", "/run/agent-sandbox/marker": "marker",
+        "/proc/1": "@mask/dir",
     }  # fmt: skip
 
 
@@ -705,7 +708,7 @@ def test_git_control_files_are_read_only_and_their_parents_pinned() -> None:
 def test_absent_hooks_get_a_placeholder_and_a_mount() -> None:
     """A directory that git would execute from cannot be created inside."""
     plan = plan_of(git=plain_git(control=(f"{GIT}/config",), absent=(f"{GIT}/hooks",)))
-    assert plan.placeholders == (f"{GIT}/hooks",)
+    assert [(p.path, p.node) for p in plan.placeholders] == [(f"{GIT}/hooks", "dir")]
     assert level(plan, f"{GIT}/hooks/pre-commit") == RO
 
 
@@ -829,7 +832,7 @@ def test_look_up_knows_private_and_absent_places() -> None:
     """What is made is not the host's."""
     plan = plan_of()
     expected = {
-        "/tmp/x": PRIVATE, "/dev/null": PRIVATE, "/proc/1": PRIVATE, "/run/user/1000/x": PRIVATE,
+        "/tmp/x": PRIVATE, "/dev/null": PRIVATE, "/proc/2": PRIVATE, "/run/user/1000/x": PRIVATE,
         HOME: PRIVATE, "/usr/bin": RO, CWD: RW, "/srv": ABSENT, "/": ABSENT, "/var/lib": ABSENT,
     }  # fmt: skip
     assert {path: level(plan, path) for path in expected} == expected
@@ -840,6 +843,17 @@ def test_limits_and_switches_reach_the_plan() -> None:
     plan = plan_of(flags={"limits": {"memory": "1K", "pids": 3, "timeout": "1m"}})
     assert (plan.limits.memory, plan.limits.pids, plan.limits.timeout) == (1024, 3, 60.0)
     assert plan.limits.cpu_time is None
+
+
+def test_the_filter_s_level_reaches_the_plan_and_off_is_said_aloud() -> None:
+    """On every run, with the layer that asked for it."""
+    assert plan_of().seccomp == "default"
+    strict = plan_of(project={"seccomp": "strict"})
+    assert (strict.seccomp, strict.notices) == ("strict", ())
+    off = plan_of(user={"seccomp": "off"})
+    assert off.seccomp == "off"
+    (notice,) = off.notices
+    assert notice.startswith("seccomp is off (global.toml: seccomp)")
 
 
 def test_the_private_home_is_keyed_by_project_and_profile() -> None:

@@ -10,6 +10,9 @@ from . import ctl, options
 
 PATH_FLAGS = ("--ro", "--rw", "--exclude", "--config", "-c", "--report")
 DIRECTORY_FLAGS = ("--cwd", "-C")
+# Verbs that take no more than this.
+JSON_VERBS = ("doctor", "selftest")
+QUARANTINE = ("list", "show", "restore", "drop", "--json")
 
 
 def main(arguments: list[str]) -> int:
@@ -96,6 +99,10 @@ _sandboxctl() {{
         COMPREPLY=( $(compgen -W "{" ".join(v.name for v in ctl.VERBS)}" -- "$cur") )
     elif [[ ${{COMP_WORDS[1]}} == completion ]]; then
         COMPREPLY=( $(compgen -W "bash zsh fish" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == @({"|".join(JSON_VERBS)}) ]]; then
+        COMPREPLY=( $(compgen -W "--json" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == quarantine ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(QUARANTINE)}" -- "$cur") )
     else
         COMPREPLY=( $(compgen -f -- "$cur") )
     fi
@@ -143,6 +150,10 @@ _sandboxctl() {{
         _describe verb verbs
     elif [[ $words[2] == completion ]]; then
         _values shell bash zsh fish
+    elif [[ $words[2] == ({"|".join(JSON_VERBS)}) ]]; then
+        _values flag --json
+    elif [[ $words[2] == quarantine ]]; then
+        _values action {" ".join(QUARANTINE)}
     else
         _files
     fi
@@ -200,5 +211,13 @@ def fish() -> str:
     ]
     lines.append(
         "complete -c sandboxctl -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'"
+    )
+    lines.append(
+        f"complete -c sandboxctl -n '__fish_seen_subcommand_from {' '.join(JSON_VERBS)}' "
+        "-l json -d 'for programs'"
+    )
+    lines.append(
+        "complete -c sandboxctl -n '__fish_seen_subcommand_from quarantine' "
+        f"-a '{' '.join(QUARANTINE)}'"
     )
     return "\n".join(lines) + "\n"

@@ -23,12 +23,20 @@ class Verb(Record):
 VERBS: tuple[Verb, ...] = (
     Verb(name="doctor", usage="[--json]", help="try each layer of the sandbox on this machine"),
     Verb(
+        name="selftest", usage="[--json]",
+        help="try to break out of sandboxes on this machine, and show what held",
+    ),
+    Verb(
         name="why", usage="[flags] [--json] PATH|HOST[:PORT]|@SOCKET",
         help="what the policy says about it, and which rule says so",
     ),
     Verb(
         name="trust", usage="[--list|--remove] [FILE]",
         help="agree to a project's policy file as it is now",
+    ),
+    Verb(
+        name="quarantine", usage="[list|show ID|restore ID|drop ID] [--json]",
+        help="what runs have planted in control files, and how to get it back",
     ),
     Verb(
         name="completion", usage="bash|zsh|fish", help="print shell completion for both commands"

@@ -18,7 +18,7 @@ def describe(prepared: Prepared, argv: Sequence[str]) -> str:
     lines = [f"agent-sandbox {__version__}", "config:"]
     lines += [f"  {file}" for file in policy.files] or ["  no policy file"]
     lines.append("policy:")
-    for name in ("network", "docker", "home", "profile"):
+    for name in ("network", "docker", "home", "seccomp", "profile"):
         setting = getattr(policy, name)
         lines.append(f"  {name} = {setting.value}  [{setting.source}]")
     for key, setting in policy.limits.items():

@@ -12,9 +12,11 @@ from ..policy import paths
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..launch.execute import Outcome
+    from ..policy.triggers import Finding
     from ..sandbox.prepare import Prepared
 
 VERSION = 1
+CHANGE_FIELDS = ("path", "severity", "who", "what", "action", "id")
 
 
 class Report:
@@ -41,7 +43,7 @@ class Report:
                 f"cannot write '{path}': {reason(error)}", code="bad-report"
             ) from error
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: Outcome, changes: tuple[Finding, ...] = ()) -> None:
         """Write the report of a run that has ended."""
         made, policy = self._prepared.plan, self._prepared.policy
         data = {
@@ -53,11 +55,14 @@ class Report:
             "duration": round(time.time() - self._begun, 6),
             "policy": {
                 name: {"value": s.value, "source": str(s.source)}
-                for name in ("network", "docker", "home", "profile")
+                for name in ("network", "docker", "home", "seccomp", "profile")
                 for s in (getattr(policy, name),)
             },
             "mounts": [{"kind": m.kind, "path": m.dest, "rule": m.rule} for m in made.mounts],
             "notices": list(made.notices),
+            "changes": [
+                {name: getattr(change, name) for name in CHANGE_FIELDS} for change in changes
+            ],
         }
         with os.fdopen(self._fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file, indent=2)

@@ -23,12 +23,16 @@ from . import options, output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..launch.execute import Outcome, Signals
+    from ..policy.triggers import Finding
+    from ..sandbox.changes import Changes
     from ..sandbox.prepare import Built, Prepared
     from .report import Report
 
 PROGRAM = "agent-sandbox"
 # How often a start is tried when files that only root's sandbox covers were replaced meanwhile.
 ROOT_ATTEMPTS = 3
+# What an outcome says when not a limit but the end of the keeper ended the command.
+KEEPER = "keeper"
 OFF_WORDS = ("false", "0", "off", "no")
 
 
@@ -176,19 +180,21 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
     for attempt in range(ROOT_ATTEMPTS):
         last = prepared.facts.uid != 0 or attempt == ROOT_ATTEMPTS - 1
         try:
-            built, outcome = _attempt(prepared, parsed, signals)
+            built, outcome, changes = _attempt(prepared, parsed, signals)
         except HostError as error:
             if last or error.code != "root-changed":
                 raise
         else:
             if outcome.started or not outcome.code or last:
-                return _finish(built, outcome, parsed, report)
+                return _finish(built, outcome, parsed, report, changes)
         # Root's masks lie on files that passwd and useradd replace: look again and build anew.
         prepared = _plan(parsed)
     raise InternalBug("no attempt was the last")
 
 
-def _attempt(prepared: Prepared, parsed: options.Parsed, signals: Signals) -> tuple[Built, Outcome]:
+def _attempt(
+    prepared: Prepared, parsed: options.Parsed, signals: Signals
+) -> tuple[Built, Outcome, tuple[Finding, ...]]:
     """Build a sandbox, run the command in it, and clean up."""
     from ..launch import execute, workspace
     from ..sandbox import prepare
@@ -196,6 +202,17 @@ def _attempt(prepared: Prepared, parsed: options.Parsed, signals: Signals) -> tu
     built = prepare.build(prepared, parsed.command, heeded=signals.heeded)
     keep = "--keep-workspace" in parsed.switches
     enforcer = None
+    changes: Changes | None = None
+    found: tuple[Finding, ...] = ()
+
+    def look() -> None:
+        """Remember the project's control files while bwrap builds: it costs no time of its own."""
+        nonlocal changes
+        from ..sandbox.changes import Changes
+
+        changes = Changes(prepared, os.path.basename(built.space.path))
+        changes.begin()
+
     try:
         if keep:
             os.close(os.open(f"{built.space.path}/keep", os.O_CREAT | os.O_WRONLY, 0o600))
@@ -203,16 +220,36 @@ def _attempt(prepared: Prepared, parsed: options.Parsed, signals: Signals) -> tu
         enforcer = prepare.make_enforcer(prepared.plan, prepared.facts.uid, name)
         outcome = execute.run(
             built.command, signals=signals, timeout=prepared.plan.limits.timeout,
-            shield=built.shield, enforcer=enforcer,
+            shield=built.shield, enforcer=enforcer, meanwhile=look,
         )  # fmt: skip
     finally:
-        if enforcer is not None:
-            enforcer.close()
-        workspace.remove(built.space, keep=keep)
-    return built, outcome
+        try:
+            if enforcer is not None:
+                enforcer.close()
+            if changes is not None:
+                found = changes.settle()
+        finally:
+            workspace.remove(built.space, keep=keep)
+        if found:
+            _say_changes(found, prepared.plan.project)
+    return built, outcome, found
 
 
-def _finish(built: Built, outcome: Outcome, parsed: options.Parsed, report: Report | None) -> int:
+def _say_changes(found: tuple[Finding, ...], project: str) -> None:
+    """What the run has done to files that tools outside act on."""
+    from .quarantine import note
+
+    warnings, notices = note(found, project)
+    for message in warnings:
+        output.say(PROGRAM, "warning", message, output.RED)
+    for message in notices:
+        output.notice(PROGRAM, message)
+
+
+def _finish(
+    built: Built, outcome: Outcome, parsed: options.Parsed, report: Report | None,
+    changes: tuple[Finding, ...],
+) -> int:  # fmt: skip
     """Say what is to be said at the end."""
     if "--keep-workspace" in parsed.switches:
         output.notice(PROGRAM, f"workspace kept in '{built.space.path}'")
@@ -220,11 +257,13 @@ def _finish(built: Built, outcome: Outcome, parsed: options.Parsed, report: Repo
         return _explain_failure(built, outcome.code)
     if outcome.timed_out:
         output.notice(PROGRAM, "the command reached its --timeout and was ended")
-    if outcome.exceeded:
+    if outcome.exceeded == KEEPER:
+        output.notice(PROGRAM, "what held the sandbox's mounts was killed: the command was ended")
+    elif outcome.exceeded:
         output.notice(PROGRAM, f"the command exceeded its {outcome.exceeded} limit and was ended")
     if report is not None:
         try:
-            report.write(outcome)
+            report.write(outcome, changes)
         except OSError as error:
             output.notice(PROGRAM, f"cannot write '{parsed.report}': {reason(error)}")
     return outcome.code

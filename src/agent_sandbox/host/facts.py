@@ -6,9 +6,9 @@ import os
 import sys
 
 from ..errors import HostError, UsageError, reason
-from ..policy import engines, paths, secrets
-from ..policy.model import HostFacts, Match, Policy
-from . import git
+from ..policy import control, engines, paths, secrets
+from ..policy.model import BUILT_IN, EXCLUDE, SOCKET, HostFacts, Match, Named, Policy
+from . import git, placeholders
 from .locate import Locator, expand_globs
 
 TYPE_CHECKING = False
@@ -25,6 +25,8 @@ SYSTEM_TREES = (
     # What runtimes read to size their thread pools.
     "/sys/devices/system/cpu",
 )  # fmt: skip
+# Where the sandbox has directories of its own, so that nothing of the host is seen.
+NEVER_SHOWN = ("/run/", "/var/run/", "/tmp/", "/dev/", "/proc/", "/sys/")
 RESOLV_CONF = "/etc/resolv.conf"
 
 
@@ -144,6 +146,7 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     if policy.docker.value == "on":
         wanted, docker = _docker_socket(at, env, locator)
     active = {str(p.value) for p in policy.presets}
+    held = placeholders.recorded(at.state_dir)
     git_config = git.user_config(at.home, env, locator, at.real)
     hooks = git.user_hooks_path(git_config)
     return HostFacts(
@@ -152,20 +155,34 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
         env=env, state_dir=at.state_dir,
         system=_found(SYSTEM_TREES, locator),
         path_dirs=_path_dirs(env, locator),
-        matches=_matches(policy.rules, locator),
+        matches=_with_memories(policy.rules, _matches(policy.rules, locator), at),
         resolver=_resolver(locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
-        git=_git_layout(at, active, hooks),
+        git=_git_layout(at, active, hooks, held),
         git_config=git_config,
         root_secrets=_root_secrets(at.uid, locator),
+        services=_services(locator),
+        control=_control(policy, at, active, locator, held),
         own_code=_own_code(at.real, locator),
     )  # fmt: skip
 
 
-def _git_layout(at: Place, active: set[str], hooks: str | None) -> GitLayout | None:
+def _git_layout(
+    at: Place, active: set[str], hooks: str | None, held: frozenset[str]
+) -> GitLayout | None:
     if "@git" not in active:
         return None
-    return git.layout(at, strict="@git-strict" in active, hooks_path=hooks)
+    found = git.layout(at, strict="@git-strict" in active, hooks_path=hooks)
+    if found is None or not held:
+        return found
+    # What another run has put there is not there: it goes when that run ends.
+    there = [path for path in found.control if path.rstrip("/") not in held]
+    taken = [path for path in found.control if path.rstrip("/") in held]
+    return found.replace(
+        control=tuple(there),
+        absent=(*found.absent, *(path[:-1] for path in taken if path.endswith("/"))),
+        absent_files=(*found.absent_files, *(path for path in taken if not path.endswith("/"))),
+    )
 
 
 def _found(wanted: Iterable[str], locator: Locator) -> tuple[Match, ...]:
@@ -202,6 +219,20 @@ def _matches(rules: Iterable[Rule], locator: Locator) -> dict[str, tuple[Match, 
         for pattern, hits in expand_globs(globs).items():
             found[pattern] = _found(hits, locator)
     return found
+
+
+def _with_memories(
+    rules: Iterable[Rule], matches: dict[str, tuple[Match, ...]], at: Place
+) -> dict[str, tuple[Match, ...]]:
+    """The matches, and what excludes have hidden in earlier runs under other names."""
+    if not any(r.level == EXCLUDE and r.source.layer > BUILT_IN for r in rules):
+        return matches
+    # Only here: most runs exclude nothing by name.
+    from . import memory
+
+    for pattern, more in memory.recall(rules, matches, at.state_dir, at.real).items():
+        matches[pattern] = (*matches.get(pattern, ()), *more)
+    return matches
 
 
 def _resolver(locator: Locator) -> Match | None:
@@ -285,6 +316,63 @@ def _current_context(home: str, env: Mapping[str, str]) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return engines.unix_path(str(address))
+
+
+def _services(locator: Locator) -> tuple[Match, ...]:
+    """Sockets that are bound to a path now, by proc_net(5), where a sandbox may show them."""
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ()
+    wanted = []
+    for line in lines:
+        # The path is last, after a space; an abstract name begins with '@'.
+        start = line.find(" /")
+        if start > 0 and not line.startswith(NEVER_SHOWN, start + 1):
+            wanted.append(line[start + 1 :])
+    return tuple(m for m in _found(dict.fromkeys(wanted), locator) if m.kind == SOCKET)
+
+
+def _control(
+    policy: Policy, at: Place, active: set[str], locator: Locator, held: frozenset[str]
+) -> tuple[Named, ...]:
+    """The names that the host would act on: those of the project, and of a profile's state.
+
+    What another run holds counts as missing: it goes with that run.
+    """
+    found = []
+    if "@control" in active:
+        locator.learn(at.real)
+        names = {n for n in locator.names(at.real) if f"{at.real}/{n}" not in held}
+        writable = os.access(at.real, os.W_OK)
+        for name, kind in control.names(names):
+            path = f"{at.real}/{name}"
+            there = path not in held and ("/" in name or name in names)
+            named = _named(path, kind, locator.find(path) if there else None, at.real)
+            if named is not None and (writable or not named.missing):
+                found.append(named)
+    for rule in policy.rules:
+        # A profile's protected paths; those that are there are rules like any other.
+        if rule.held and (rule.pattern in held or locator.find(rule.pattern) is None):
+            kind = control.kind_by_name(rule.pattern)
+            if os.path.isdir(paths.parent(rule.pattern)) and not os.path.islink(rule.pattern):
+                found.append(Named(path=rule.pattern, kind=kind, missing=True, tracked=False))
+    return tuple(found)
+
+
+def _named(path: str, kind: str, match: Match | None, project: str) -> Named | None:
+    """A control name of the project as it is; None for what cannot be held."""
+    if match is None:
+        # A dangling link: whoever makes its target decides what is there.
+        return Named(path=path, kind=kind, missing=True) if not os.path.islink(path) else None
+    if match.kind == SOCKET:
+        # The placeholder of another run; nobody has a socket of that name.
+        return Named(path=path, kind=kind, missing=True)
+    if match.links and not paths.below(match.real, project):
+        return None
+    # A link cannot be covered, but what it leads to can.
+    return Named(path=match.real, kind=match.kind, missing=False)
 
 
 def _own_code(project: str, locator: Locator) -> tuple[Match, ...]:

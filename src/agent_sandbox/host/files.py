@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from ..errors import PolicyError, reason
 from ..policy.decode import Layer, decode
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".toml", ".json", ".jsonc")
 PROJECT_STEM = ".agent-sandbox"
 MAX_BYTES = 1 << 20
+# More than any key of ours has.
+MAX_KEY_PARTS = 64
 
 
 def global_stem(env: Mapping[str, str], home: str) -> str:
@@ -27,7 +30,7 @@ def global_stem(env: Mapping[str, str], home: str) -> str:
 
 def find(stem: str) -> str | None:
     """The one policy file at a place; two are an error, since one of them would be ignored."""
-    found = [stem + suffix for suffix in SUFFIXES if os.path.lexists(stem + suffix)]
+    found = [stem + suffix for suffix in SUFFIXES if _is_there(stem + suffix)]
     if len(found) > 1:
         raise PolicyError(
             f"cannot choose between '{found[0]}' and '{found[1]}': both exist",
@@ -42,6 +45,14 @@ def find(stem: str) -> str | None:
             code="config-unreadable",
         )
     return found[0] if found else None
+
+
+def _is_there(path: str) -> bool:
+    """Whether somebody has put something there: a socket is a running sandbox's placeholder."""
+    try:
+        return not stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def read_layers(
@@ -97,6 +108,7 @@ def parse(text: str, path: str) -> object:
             return json.loads(strip_comments(text), object_pairs_hook=_no_duplicates)
         import tomllib
 
+        check_keys(text)
         return tomllib.loads(text)
     except RecursionError:
         message = "nested too deeply"
@@ -114,11 +126,52 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def check_keys(text: str) -> None:
+    """Refuse a TOML key of many parts, which tomllib pays for with the square of their number.
+
+    200 kB of `a.a.a…` in a cloned project would take all memory before anything is judged.
+    """
+    if text.count(".") < MAX_KEY_PARTS:
+        return
+    i = dots = 0
+    while i < len(text):
+        char = text[i]
+        if char in "\"'":
+            i = _string_end(text, i)
+            continue
+        if char == "#":
+            i = text.find("\n", i)
+            if i < 0:
+                return
+        if char == ".":
+            dots += 1
+        elif char in "#\n=,{}[]":
+            dots = 0
+        if dots >= MAX_KEY_PARTS:
+            raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
+        i += 1
+
+
+def _string_end(text: str, start: int) -> int:
+    """Where a TOML string that starts here is over; a broken one is left to the parser."""
+    quote = text[start]
+    fence = quote * 3 if text.startswith(quote * 3, start) else quote
+    stop = "" if len(fence) == 3 else "\n"
+    i = start + len(fence)
+    while i < len(text) and text[i] != stop and not text.startswith(fence, i):
+        i += 2 if quote == '"' and text[i] == "\\" else 1
+    i += len(fence)
+    # Up to two quotes may stand right before the closing three.
+    more = text[i : i + 2] if len(fence) == 3 else ""
+    return i + len(more) - len(more.lstrip(quote))
+
+
 def strip_comments(text: str) -> str:
     """JSON with comments and trailing commas becomes JSON; positions of lines are kept."""
     out: list[str] = []
     i, size = 0, len(text)
-    comma = -1
+    # Where a comma stands that may be a trailing one, and the character that counted last.
+    comma, last = -1, ""
     while i < size:
         char = text[i]
         if char == '"':
@@ -126,7 +179,7 @@ def strip_comments(text: str) -> str:
             while end < size and text[end] != '"':
                 end += 2 if text[end] == "\\" else 1
             out.append(text[i : end + 1])
-            comma, i = -1, end + 1
+            comma, last, i = -1, char, end + 1
         elif text.startswith("//", i):
             end = text.find("\n", i)
             i = size if end < 0 else end
@@ -134,15 +187,17 @@ def strip_comments(text: str) -> str:
             end = text.find("*/", i + 2)
             if end < 0:
                 raise ValueError("comment is not closed")
-            out.append("\n" * text.count("\n", i, end))
+            # A comment separates, or `1/**/2` would be twelve.
+            out.append("\n" * text.count("\n", i, end) or " ")
             i = end + 2
         else:
             if char in "]}" and comma >= 0:
                 out[comma] = ""
-            if char == ",":
+            if char == "," and last not in ("", "[", "{", ",", ":"):
                 comma = len(out)
             elif not char.isspace():
                 comma = -1
+            last = last if char.isspace() else char
             out.append(char)
             i += 1
     return "".join(out)

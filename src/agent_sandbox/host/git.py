@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .locate import Locator
 
 # Files and directories in a git directory that make git execute something or look elsewhere.
-CONTROL_FILES = ("config", "config.worktree", "commondir", "gitdir", "info/attributes")
+ATTRIBUTES = "info/attributes"
+CONTROL_FILES = ("config", "config.worktree", "commondir", "gitdir", ATTRIBUTES)
 CONTROL_DIRS = ("hooks",)
 MAX_BYTES = 1 << 20
 MAX_MODULES = 256
@@ -64,6 +65,7 @@ def layout(at: Place, *, strict: bool, hooks_path: str | None = None) -> GitLayo
         control=tuple(dict.fromkeys([*control, *included, *hooks])),
         absent=tuple(dict.fromkeys([*absent, *missing])),
         absent_files=tuple(dict.fromkeys([*_absent_files(git_dir, common), *wanted])),
+        exclude=_read(f"{common}/info/exclude") if _is_real(f"{common}/info/exclude") else None,
     )
 
 
@@ -189,13 +191,19 @@ def _wanted_hooks(common: str) -> list[str]:
 
 
 def _absent_files(git_dir: str, common: str) -> list[str]:
-    """`config.worktree` where git would read it if it were there (extensions.worktreeConfig)."""
+    """Files that git would act on if they were there.
+
+    `config.worktree` only counts with extensions.worktreeConfig, attributes in any case.
+    """
+    attributes = []
+    if os.path.isdir(f"{common}/info") and _is_real(f"{common}/info"):
+        attributes = [p for p in (f"{common}/{ATTRIBUTES}",) if not os.path.lexists(p)]
     parsed = gitconfig.entries(_read(f"{common}/config") or "")
     switch = gitconfig.value_of(parsed, "extensions", "worktreeconfig")
     if switch is None or switch.lower() in ("false", "no", "off", "0"):
-        return []
+        return attributes
     wanted = [f"{home}/config.worktree" for home in _git_dirs(git_dir, common) if _is_real(home)]
-    return [path for path in wanted if not os.path.lexists(path)]
+    return attributes + [path for path in wanted if not os.path.lexists(path)]
 
 
 def _included(common: str, top: str) -> tuple[list[str], list[str]]:

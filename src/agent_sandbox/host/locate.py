@@ -61,6 +61,10 @@ class Locator:
         except OSError:
             return
 
+    def names(self, directory: str) -> frozenset[str]:
+        """What a directory that was read holds."""
+        return self._listed.get(directory + "/", frozenset())
+
     def find(self, path: str) -> Match | None:
         """The path as it is on the host; None when it is missing, dangling or unreachable."""
         for prefix, names in self._listed.items():

@@ -10,9 +10,12 @@ from ..policy import paths
 from ..policy.assemble import IN_HOME
 from ..policy.model import (
     DEVICES,
+    EXCLUDE,
     MASK_DIR,
     MASK_FILE,
     PRIVATE_HOME,
+    RO,
+    RW,
     WORK_CACHES,
     WORK_GIT,
     WORK_HOME,
@@ -20,6 +23,9 @@ from ..policy.model import (
     WORK_VAR_TMP,
 )  # fmt: skip
 from ..record import Record
+
+# Operations of the keeper on one path; `joined` carries them out.
+MASK, READ_ONLY, PIN = "mask", "ro", "pin"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
 NAME = "bwrap"
 # bwrap counts every argument, those from --args too (MAX_ARGS in bubblewrap.c).
 MAX_ARGUMENTS = 9000
-# bwrap parses the whole mount table at every bind: 1,000 take it 1.6 s, 2,000 already 6 s.
-BULK_ABOVE = 150
 REQUIRED_OPTIONS = (
     "--args", "--dev-bind", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop",
     "--perms", "--remount-ro", "--file", "--seccomp", "--json-status-fd", "--block-fd",
@@ -60,8 +64,14 @@ class Command(Record):
     # Option that takes a descriptor → content to put behind it.
     texts: tuple[tuple[str, str, bytes], ...]
     # Mounts that are made after bwrap's, because there are too many for it: (operation, source,
-    # destination) for `launch.bulk`.
+    # destination) for the keeper.
     bulk: tuple[tuple[str, str, str], ...] = ()
+    # What the keeper must hold when somebody outside replaces it: (operation, path).
+    duties: tuple[tuple[str, str], ...] = ()
+    # How much the private /tmp may hold; 0 for no limit.
+    tmp_bytes: int = 0
+    # How many processes there may be when nobody has said a number; 0 for no limit.
+    processes: int = 0
     # Every mount that the finished root must have: destination and source ('' for an empty one).
     planned: tuple[tuple[str, str], ...] = ()
 
@@ -97,10 +107,13 @@ def command(
         command=(*_trampoline(argv, reset_signals, heeded), *argv),
         texts=tuple(texts),
         bulk=bulk,
+        duties=duties(plan.mounts, plan.awaited),
+        tmp_bytes=plan.limits.tmp_size or 0,
+        processes=plan.limits.default_pids or 0,
         planned=tuple(
             (m.dest, source_path(m.source, places) if m.kind in BINDS else "")
             for m in plan.mounts
-            if (m.kind in BINDS and m.kind != "device") or m.kind == "tmpfs"
+            if (m.kind in BINDS and m.kind != "device") or m.kind in ("tmpfs", "hold")
         ),
     )
 
@@ -108,9 +121,11 @@ def command(
 def _split(
     mounts: Sequence[Mount],
 ) -> tuple[Sequence[Mount], tuple[tuple[str, str, str], ...]]:
-    """Take the mounts that `launch.bulk` can make out of a plan that has too many for bwrap."""
-    if len(mounts) <= BULK_ABOVE:
-        return mounts, ()
+    """Take the mounts that the keeper makes out of a plan.
+
+    bwrap parses the whole mount table at every bind: 1,000 take it 1.6 s, 2,000 already 6 s. For
+    the keeper each is two system calls.
+    """
     kept: list[Mount] = []
     bulk: list[tuple[str, str, str]] = []
     # A mask that is in place is the source for all others of its kind: the namespace cannot bind
@@ -120,6 +135,8 @@ def _split(
     for mount in mounts:
         if mount.kind in ("mask-file", "mask-dir") and mount.kind in first:
             bulk.append(("copy", first[mount.kind], mount.dest))
+        elif mount.kind == "hold":
+            bulk.append(("ro", mount.source or mount.dest, mount.dest))
         elif mount.kind == "pin":
             bulk.append(("pin", mount.dest, mount.dest))
         elif mount.kind == "ro" and mount.file and _in_host_view(mount, by_dest):
@@ -128,6 +145,21 @@ def _split(
             first.setdefault(mount.kind, mount.dest)
             kept.append(mount)
     return kept, tuple(bulk)
+
+
+def duties(mounts: Sequence[Mount], awaited: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Protections that lie in a tree of the host, where a save or a rename outside undoes them."""
+    by_dest = {m.dest: m for m in mounts if m.kind != "symlink"}
+    found = [(MASK, path) for path in awaited]
+    for mount in mounts:
+        operation = HELD.get(mount.kind) or (MASK if mount.level == EXCLUDE else "")
+        if not operation or mount.kind == "seal":
+            continue
+        above = next((by_dest[p] for p in paths.parents(mount.dest) if p in by_dest), None)
+        if above is not None and above.level in (RO, RW) and above.source == above.dest:
+            # A mask is read-only and empty already: only the host's own tree can change.
+            found.append((operation, mount.dest))
+    return tuple(found)
 
 
 def _in_host_view(mount: Mount, by_dest: Mapping[str, Mount]) -> bool:
@@ -193,6 +225,11 @@ def _arguments(
         return ("--perms", "0444", "--file", descriptor_token(len(texts) - 1), dest)
     return (SIMPLE[kind], dest)
 
+
+# Kinds of mounts that protect something → what the keeper does to hold them.
+HELD: Mapping[str, str] = {
+    "mask-file": MASK, "mask-dir": MASK, "ro": READ_ONLY, "hold": READ_ONLY, "pin": PIN,
+}  # fmt: skip
 
 BINDS: Mapping[str, str] = {
     "ro": "--ro-bind",

@@ -12,16 +12,14 @@ import termios
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, reason
-from ..policy.model import MARKER
 from ..record import Record
-from . import verify
+from . import keeper
 from .bwrap import SHIELDED
 from .descriptors import (
     Descriptors,
     argument_vector,
     close_inherited,
     hide_descriptors,
-    memory_file,
     open_descriptors,
     release,
 )
@@ -30,6 +28,7 @@ from .spawner import spawner
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
+    from collections.abc import Callable
 
     from .bwrap import Command
     from .limits import Enforcer
@@ -42,8 +41,6 @@ GRACE = 10.0
 # `timeout` and shells signal a process and then its group: two deliveries within this time are one.
 SAME_SIGNAL = 0.05
 SI_KERNEL = 0x80
-# How long bwrap may take to build a root.
-BUILD_SECONDS = 60.0
 # How long a signal waits for a command that bwrap has not started yet.
 START_SECONDS = 1.0
 # How long it waits for the command's signals to be put back; one may ignore it for good.
@@ -61,81 +58,6 @@ class Outcome(Record):
     started: bool
     timed_out: bool = False
     exceeded: str = ""
-
-
-def complete(command: Command, init: int | None, enforcer: Enforcer | None) -> None:
-    """Finish a sandbox that is held back: limits, the mounts that bwrap could not take, a check."""
-    if init is None:
-        return
-    if enforcer is not None:
-        enforcer.attach(init)
-    if command.bulk:
-        _mount_in_bulk(command, init)
-    _verify(command, init)
-
-
-def _verify(command: Command, init: int) -> None:
-    """Refuse a root that is not the planned one."""
-    marker = f"/proc/{init}/root{MARKER}"
-    # bwrap's last step; it shows at the process's root only after pivot_root(2).
-    deadline = time.monotonic() + BUILD_SECONDS
-    while not os.path.exists(marker):
-        if not os.path.exists(f"/proc/{init}"):
-            # bwrap failed and says so itself; there is nothing to let go.
-            return
-        if time.monotonic() > deadline:
-            raise HostError(
-                "cannot see the sandbox that was built, so it cannot be checked",
-                hint="run 'sandboxctl doctor'; /proc must show your own processes",
-                code="root-unseen",
-            )
-        time.sleep(0.0002)
-    planned: dict[str, list[str]] = {}
-    for dest, source in command.planned:
-        planned.setdefault(dest, []).append(source)
-    try:
-        inside, host = _mount_table(str(init)), _mount_table("self")
-    except OSError:
-        if os.path.exists(f"/proc/{init}"):
-            raise
-        return
-    problem = verify.stray(inside, host, planned)
-    if problem:
-        raise HostError(
-            f"cannot trust the sandbox that was built: {problem}",
-            hint="something in the project was changed while it started; if another sandbox runs "
-            "there, end it and look at what it does",
-            code="root-changed",
-        )
-
-
-def _mount_table(process: str) -> list[verify.Entry]:
-    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return verify.parse(file.read())
-
-
-def _mount_in_bulk(command: Command, init: int) -> None:
-    listing = memory_file(
-        b"".join(os.fsencode(word) + b"\0" for triple in command.bulk for word in triple)
-    )
-    # Only with hundreds of mounts: a program of its own, since only a process with one thread
-    # may join a user namespace.
-    import subprocess
-    import sys
-
-    script = os.path.join(os.path.dirname(__file__), "bulk.py")
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-I", "-S", script, str(init), str(listing)],
-        pass_fds=(listing,), stdin=subprocess.DEVNULL, capture_output=True, env={}, check=False,
-    )  # fmt: skip
-    os.close(listing)
-    if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise HostError(
-            f"cannot make {len(command.bulk)} mounts in the sandbox: {last}",
-            hint="hide whole directories instead of many single files",
-            code="bulk-mounts-failed",
-        )
 
 
 class ChildStatus:
@@ -300,24 +222,31 @@ def spawn(command: Command, descriptors: Descriptors, signals: Signals) -> int:
 
 def run(
     command: Command, *, signals: Signals, timeout: float | None, shield: bool,
-    enforcer: Enforcer | None = None,
+    enforcer: Enforcer | None = None, meanwhile: Callable[[], None] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Run a command in the foreground and say how it ended."""
+    """Run a command in the foreground and say how it ended.
+
+    `meanwhile` is called when the sandbox is being built and nothing runs in it yet.
+    """
     number = signals.pending()
     if number is not None:
         return Outcome(code=EXIT_SIGNAL_BASE + number, started=True)
     hide_descriptors()
+    kept = keeper.forked(keeper.orders_of(command))
     descriptors = open_descriptors(command)
     if shield:
         signals.shield()
     terminal = _Terminal()
     outer = spawn(command, descriptors, signals)
     close_inherited(descriptors)
+    # Loaded while bwrap is at work: that costs no time.
+    from . import finish
+
     status = ChildStatus(descriptors.status)
     init = status.child()
     sandboxed = Sandboxed(outer, init or outer)
     try:
-        complete(command, init, enforcer)
+        finish.complete(command, init, enforcer, kept, meanwhile)
     except BaseException:
         # Never released: what could not be finished must not run.
         sandboxed.kill()
@@ -325,14 +254,19 @@ def run(
         os.waitpid(outer, 0)
         os.close(descriptors.release)
         os.close(descriptors.status)
+        kept.dismiss()
         raise
     release(descriptors)
-    outcome = _Watch(sandboxed, signals, timeout, enforcer).until_end()
+    outcome = _Watch(sandboxed, signals, timeout, enforcer, kept).until_end()
     sandboxed.join()
+    kept.end()
     terminal.take_back(killed=outcome.code >= EXIT_TIMEOUT)
     # bwrap that fails to build ends with 1; one that was killed had started.
     reported = status.reported_exit()
-    return outcome.replace(started=reported or outcome.code >= EXIT_SIGNAL_BASE)
+    flooded = kept.dismiss()
+    return outcome.replace(
+        started=reported or outcome.code >= EXIT_SIGNAL_BASE, exceeded=outcome.exceeded or flooded
+    )
 
 
 class _Terminal:
@@ -371,9 +305,10 @@ class _Watch:
 
     def __init__(
         self, sandboxed: Sandboxed, signals: Signals, timeout: float | None,
-        enforcer: Enforcer | None,
+        enforcer: Enforcer | None, kept: keeper.Keeper,
     ) -> None:  # fmt: skip
         self._sandboxed = sandboxed
+        self._keeper = kept
         self._watched = (*signals.watched, _signal.SIGCHLD)
         now = time.monotonic()
         self._timeout_at = now + timeout if timeout is not None else None
@@ -406,6 +341,10 @@ class _Watch:
     def _reap(self) -> int | None:
         pid, status = os.waitpid(self._sandboxed.outer, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
+            if self._keeper.has_died():
+                # Nobody holds the mounts any more: a save outside would uncover what is hidden.
+                self._exceeded = "keeper"
+                self._sandboxed.kill()
             return None
         if os.WIFSTOPPED(status):
             # The command suspended its own process group; the caller's shell must see us stop.

@@ -13,7 +13,7 @@ from ..record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 # Mounts that bwrap makes by itself for --dev and --proc, in trees that nobody else can write.
 OWN = frozenset(
@@ -25,12 +25,19 @@ OWN = frozenset(
 )  # fmt: skip
 
 
+# What the keeper hides a file and a directory with: the null device, an empty file system.
+STAND_INS = ("/null", "/")
+
+
 class Entry(Record):
     """One line of a mount table: the device, the directory on it, and where it is mounted."""
 
     device: str
     root: str
     point: str
+    # Whether mounts that are made elsewhere appear below it (mount_namespaces(7), "shared:" and
+    # "master:").
+    attached: bool = False
 
 
 def parse(table: str) -> list[Entry]:
@@ -39,7 +46,13 @@ def parse(table: str) -> list[Entry]:
     for line in table.splitlines():
         fields = line.split(" ")
         if len(fields) > 5:
-            found.append(Entry(device=fields[2], root=_plain(fields[3]), point=_plain(fields[4])))
+            attached = any(f.startswith(("shared:", "master:")) for f in fields[6:8])
+            found.append(
+                Entry(
+                    device=fields[2], root=_plain(fields[3]), point=_plain(fields[4]),
+                    attached=attached,
+                )
+            )  # fmt: skip
     return found
 
 
@@ -65,12 +78,18 @@ def place_of(path: str, host: Iterable[Entry]) -> tuple[str, str]:
     return best.device, paths.normalise(best.root + "/" + path[len(best.point) :])
 
 
-def stray(inside: Iterable[Entry], host: list[Entry], planned: Mapping[str, list[str]]) -> str:
-    """What is wrong with a built root, or nothing. `planned`: destination → its sources."""
+def stray(
+    inside: Iterable[Entry], host: list[Entry], planned: Mapping[str, list[str]],
+    masked: Collection[str] = (),
+) -> str:  # fmt: skip
+    """What is wrong with a built root, or nothing.
+
+    `planned`: destination → its sources. `masked`: places that the keeper may have hidden anew.
+    """
     seen: dict[str, int] = {}
     for entry in inside:
         seen[entry.point] = seen.get(entry.point, 0) + 1
-        if entry.point in OWN:
+        if entry.point in OWN or (entry.point in masked and entry.root.endswith(STAND_INS)):
             continue
         if not any(_fits(entry, dest, source, host) for dest, source in _over(entry, planned)):
             return f"'{entry.point}' shows '{entry.root}'"
@@ -79,6 +98,12 @@ def stray(inside: Iterable[Entry], host: list[Entry], planned: Mapping[str, list
         if seen.get(dest, 0) < len(sources):
             return f"'{dest}' is not covered"
     return ""
+
+
+def attached(inside: Iterable[Entry]) -> str:
+    """A mount through which a mount that the host makes later would appear, or nothing."""
+    found = next((entry.point for entry in inside if entry.attached), "")
+    return f"mounts of the host would appear in '{found}'" if found else ""
 
 
 def _over(entry: Entry, planned: Mapping[str, list[str]]) -> Iterable[tuple[str, str]]:

@@ -12,14 +12,17 @@ import os
 import stat
 
 from ..errors import HostError, reason
+from ..host import placeholders
 from ..policy import paths
+from ..policy.control import neutral
+from ..policy.model import DIR, SOCKET
 from ..record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ..policy.model import Mount, Plan
+    from ..policy.model import Mount, Placeholder, Plan
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # From the kernel's Documentation/admin-guide/devices.txt.
@@ -27,7 +30,6 @@ DEVICE_NUMBERS = {
     "null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9),
     "tty": (5, 0),
 }  # fmt: skip
-PLACEHOLDERS = "placeholders"
 HOME_LEAF = "+home"
 PROFILE = b"""\
 # Made by agent-sandbox: a login shell keeps the PATH that the sandbox was started with.
@@ -154,6 +156,20 @@ def prepare(plan: Plan, space: Workspace, home: str, texts: dict[str, str]) -> W
         ) from error
 
 
+def remember(path: str, text: str) -> None:
+    """Write down what this run hides, unless it is written already; nothing at all is no file."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            if file.read() == text:
+                return
+    except FileNotFoundError:
+        if not text:
+            return
+    # Another start may do the same: the last one wins, and none is ever half written.
+    _write(f"{path}.{os.getpid()}", text)
+    os.replace(f"{path}.{os.getpid()}", path)
+
+
 def _furnish(home: str) -> None:
     """Give a private home the profiles that keep PATH in login shells, unless it has its own."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -253,27 +269,42 @@ def _make_leaf(here: int, leaf: str, point: Mount) -> None:
 
 
 def _make_placeholders(space: Workspace, plan: Plan) -> Workspace:
-    """Directories that must exist to be covered. Recorded first: a crash leaves no trace.
+    """What must be there to be covered. Recorded first: a crash leaves no trace.
 
     A placeholder of another run in the same project becomes ours too: were it removed when that
     run ends, our mount on it would go with it and the name would be free.
     """
-    wanted = (*plan.placeholders, *plan.placeholder_files)
-    if not wanted and not _others(space.path):
+    if not plan.placeholders and not _others(space.path):
         return space
     with _placeholder_lock(space.path):
-        missing = [path for path in sorted(wanted) if not os.path.lexists(path)]
+        missing = [held for held in plan.placeholders if not os.path.lexists(held.path)]
         covered = {mount.dest for mount in plan.mounts} & _others(space.path)
-        ours = tuple(sorted({*missing, *covered}))
+        ours = tuple(sorted({*(held.path for held in missing), *covered}))
         if not ours:
             return space
-        _write(f"{space.path}/{PLACEHOLDERS}", "\0".join(ours))
-        for path in missing:
-            if path in plan.placeholder_files:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-            else:
-                os.mkdir(path, 0o755)
+        _write(f"{space.path}/{placeholders.LIST}", "\0".join(ours))
+        for held in missing:
+            _place(held)
     return space.replace(placeholders=ours)
+
+
+def _place(held: Placeholder) -> None:
+    if held.node == DIR:
+        os.mkdir(held.path, 0o755)
+        return
+    if held.node == SOCKET:
+        try:
+            os.mknod(held.path, stat.S_IFSOCK | 0o600)
+        except FileExistsError:
+            raise
+        except OSError:
+            # A file system without sockets: a plain file will do, though git shows it.
+            pass
+        else:
+            return
+    fd = os.open(held.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    os.write(fd, held.text.encode())
+    os.close(fd)
 
 
 class _placeholder_lock:  # noqa: N801 - reads like the function that it is used as
@@ -290,12 +321,10 @@ class _placeholder_lock:  # noqa: N801 - reads like the function that it is used
         os.close(self._fd)
 
 
-def _others(space: str) -> set[str]:
+def _others(space: str) -> frozenset[str]:
     """Placeholders that other runs have recorded."""
     base, _, own = space.rpartition("/")
-    return {
-        path for name in os.listdir(base) if name != own for path in _recorded(f"{base}/{name}")
-    }
+    return placeholders.recorded(paths.parent(base), own)
 
 
 def remove(space: Workspace, *, keep: bool) -> None:
@@ -319,7 +348,7 @@ def _remove_empty(path: str) -> bool:
 
 
 def _remove_placeholders(space: str, wanted: Collection[str]) -> None:
-    """Remove what no other run needs. Only ever what is empty: anything in it stays."""
+    """Remove what no other run needs. Only ever what is as we made it: anything else stays."""
     if not wanted:
         return
     with _placeholder_lock(space):
@@ -328,11 +357,23 @@ def _remove_placeholders(space: str, wanted: Collection[str]) -> None:
                 info = os.lstat(path)
                 if stat.S_ISDIR(info.st_mode):
                     os.rmdir(path)
-                elif stat.S_ISREG(info.st_mode) and not info.st_size:
+                elif stat.S_ISSOCK(info.st_mode) or _is_neutral(path, info):
                     os.unlink(path)
             except OSError:
                 continue
-        os.unlink(f"{space}/{PLACEHOLDERS}")
+        os.unlink(f"{space}/{placeholders.LIST}")
+
+
+def _is_neutral(path: str, info: os.stat_result) -> bool:
+    """Whether a plain file says what a placeholder says, and no more."""
+    text = neutral(path).encode()
+    if not stat.S_ISREG(info.st_mode) or info.st_size != len(text):
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(fd, len(text) + 1) == text
+    finally:
+        os.close(fd)
 
 
 def sweep(state_dir: str) -> int:
@@ -357,7 +398,7 @@ def sweep(state_dir: str) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(f"{path}/keep"):
                 _end_orphans(name)
-                _remove_placeholders(path, _recorded(path))
+                _remove_placeholders(path, placeholders.listed(path))
                 remove_tree(path)
                 swept += 1
         except BlockingIOError:
@@ -405,14 +446,6 @@ def _is_old(path: str) -> bool:
         return time.time() - os.lstat(path).st_mtime > 60
     except OSError:
         return False
-
-
-def _recorded(path: str) -> list[str]:
-    try:
-        with open(f"{path}/{PLACEHOLDERS}", encoding="utf-8", errors="surrogateescape") as file:
-            return [p for p in file.read().split("\0") if p.startswith("/")]
-    except OSError:
-        return []
 
 
 def remove_tree(top: str) -> None:

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from ..errors import PolicyError
 from ..record import Record
-from . import engines, paths
+from . import control, engines, paths
 from .model import (
     DEVICES,
     DIR,
     EXCLUDE,
+    FILE,
     MARKER,
     MASK_DIR,
     MASK_FILE,
     PRIVATE_HOME,
     RO,
     RW,
+    SOCKET,
     WORK_CACHES,
     WORK_HOME,
     HostFacts,
     Link,
     Mount,
+    Placeholder,
     Policy,
     Source,
 )
@@ -82,6 +85,9 @@ def mounts_for(entries: list[Entry], links: list[Link]) -> list[Mount]:
             if view:
                 made[entry.path] = _mask(entry, by_path)
                 kept[entry.path] = entry
+        elif entry.special == "hold" and view != RW:
+            # Nobody inside can create it anyway.
+            continue
         elif entry.special or view != entry.level:
             made[entry.path] = _bind(entry)
             kept[entry.path] = entry
@@ -101,6 +107,11 @@ def _bind(entry: Entry) -> Mount:
     rule = str(entry.source)
     if entry.special in ("dev", "proc", "tmpfs"):
         return Mount(kind=entry.special, dest=entry.path, rule=rule)
+    if entry.special == "hold":
+        return Mount(
+            kind="hold", dest=entry.path, source=entry.token, rule=rule, level=RO,
+            file=entry.kind != DIR,
+        )  # fmt: skip
     if entry.special == "private":
         return Mount(kind="rw", dest=entry.path, source=entry.token, rule=rule, level="private")
     level = RO if entry.special == RO else entry.level
@@ -185,14 +196,24 @@ def late_mounts(
             )
     if policy.docker.value == "on":
         late.append(_docker_mount(facts, policy))
+    # bwrap's first process holds the host's /proc open for a moment after the command has begun:
+    # /proc/1/fd would lead there, /proc/1/mem would let it be steered.
+    late.append(
+        Mount(kind="mask-dir", dest="/proc/1", source=MASK_DIR, level=EXCLUDE, rule="always")
+    )
+    # Modes of files in /proc are the kernel's, shared by every mount of it, and root could change
+    # them. Whoever may write there may also make the kernel spare them when memory is short.
+    late.append(Mount(kind="seal", dest="/proc", rule="always"))
     if facts.uid == 0:
-        # Modes of files in /proc are the kernel's, shared by every mount of it.
-        late.append(Mount(kind="seal", dest="/proc", rule="always"))
         # Root owns the host's device nodes and could change their modes through a bind.
         late += [
             Mount(kind="device", dest=f"/dev/{name}", source=f"{DEVICES}/{name}", rule="always")
             for name in DEVICE_NODES
         ]
+    used = {m.source for m in mounts if m.kind == "hold"}
+    for view in (control.EMPTY, control.JSON, *control.SHOWN.values()):
+        if view.source in used:
+            late.append(Mount(kind="text", dest=view.file, source=view.text, rule="held names"))
     # A plain file on a root that is sealed below: nobody inside can write or cover it.
     late.append(Mount(kind="text", dest=MARKER, source="marker", rule="always"))
     late.append(Mount(kind="seal", dest="/run" if "/" in by_dest else "/", rule="always"))
@@ -226,6 +247,21 @@ def _shows_host(by_dest: Mapping[str, Mount], path: str) -> bool:
         if mount is not None and mount.kind != "symlink":
             return mount.level in HOST_VIEW
     return False
+
+
+def placeholders(mounts: list[Mount]) -> tuple[Placeholder, ...]:
+    """What must stand at held names on the host.
+
+    Git lists plain files that it does not know, but neither sockets nor empty directories. A socket
+    that nobody has bound cannot be connected to and cannot be opened.
+    """
+    found = []
+    for mount in mounts:
+        if mount.kind == "hold":
+            node = (SOCKET if mount.source else FILE) if mount.file else DIR
+            text = control.neutral(mount.dest) if node == FILE else ""
+            found.append(Placeholder(path=mount.dest, node=node, text=text))
+    return tuple(found)
 
 
 def home_points(mounts: list[Mount], entries: list[Entry], facts: HostFacts) -> tuple[Mount, ...]:

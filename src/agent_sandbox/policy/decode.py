@@ -99,7 +99,11 @@ def bad(key: str, where: str, expectation: str, value: object) -> PolicyError:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # Dotted keys nest deeper than repr goes; a long hexadecimal number has no decimal form.
+        return "something that is too long to show"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
@@ -194,7 +198,14 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
     return amount if amount > 0 and amount < MAX_AMOUNT else None
 
 
+def _is_lifted(row: settings.Row, value: object) -> bool:
+    """Whether a limit that has a default is taken away."""
+    return row.default is not None and value == "none"
+
+
 def _size(row: settings.Row, value: object, where: str) -> object:
+    if _is_lifted(row, value):
+        return settings.NO_LIMIT
     plain = value
     if isinstance(value, str):
         plain = value.strip().lower().removesuffix("ib").removesuffix("b")
@@ -205,6 +216,8 @@ def _size(row: settings.Row, value: object, where: str) -> object:
 
 
 def _count(row: settings.Row, value: object, where: str) -> object:
+    if _is_lifted(row, value):
+        return settings.NO_LIMIT
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 22:

@@ -27,11 +27,16 @@ SIGNING_KEYS: frozenset[str] = frozenset(
 KEY_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
 
 
+# What git takes for blanks (GIT_SPACE in its ctype.c).
+BLANKS = " \t\r\n"
+
+
 class Entry(Record):
     """One `key = value`; a key that stands alone has no value and means true."""
 
     section: str
-    subsection: str
+    # None: none was written. `[core ""]` has an empty one, and is not `[core]` to git.
+    subsection: str | None
     key: str
     value: str
     bare: bool = False
@@ -45,30 +50,42 @@ def entries(text: str) -> list[Entry]:
     """Every assignment of a configuration file, in order. What git would refuse is skipped."""
     reader = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     found: list[Entry] = []
-    section = subsection = ""
+    base = ""
     while not reader.done():
         char = reader.next()
         if char in "#;":
             reader.rest_of_line()
         elif char == "[":
-            section, subsection = reader.header()
+            base = reader.header() + "."
         elif char.isascii() and char.isalpha():
             key = char + reader.while_in(KEY_CHARACTERS)
             reader.while_in(" \t")
             bare = reader.peek() != "="
-            if not bare:
-                reader.next()
-            value = "" if bare else reader.value()
             if bare:
                 reader.rest_of_line()
-            found.append(
-                Entry(
-                    section=section, subsection=subsection, key=key.lower(), value=value, bare=bare
-                )
-            )
-        elif char not in " \t\n":
+                value = ""
+            else:
+                reader.next()
+                value = reader.value()
+            found.append(_entry(base + key.lower(), value, bare=bare))
+        elif char not in BLANKS:
             reader.rest_of_line()
     return found
+
+
+def _entry(name: str, value: str, *, bare: bool) -> Entry:
+    """Split a full name as git does: at its first dot and its last.
+
+    To git both texts end at a NUL: with one after `[core "hookspath`, any key sets core.hookspath.
+    """
+    section, dot, rest = name.partition("\0")[0].partition(".")
+    if not dot:
+        section, rest = "", section
+    subsection, inner, key = rest.rpartition(".")
+    return Entry(
+        section=section, subsection=subsection if inner else None, key=key,
+        value=value.partition("\0")[0], bare=bare,
+    )  # fmt: skip
 
 
 class _Reader:
@@ -99,18 +116,17 @@ class _Reader:
         end = self._text.find("\n", self._at)
         self._at = len(self._text) if end < 0 else end + 1
 
-    def header(self) -> tuple[str, str]:
-        """`[section]`, `[section.sub]` or `[section "sub"]`, after the bracket."""
-        name = self.while_in(KEY_CHARACTERS + ".")
-        section, _, subsection = name.lower().partition(".")
-        self.while_in(" \t")
+    def header(self) -> str:
+        """`[section]`, `[section.sub]` or `[section "sub"]`, after the bracket, as one name."""
+        name = self.while_in(KEY_CHARACTERS + ".").lower()
+        self.while_in(" \t\r")
         if self.peek() == '"':
             self.next()
-            subsection = self._quoted()
+            name += "." + self._quoted()
         if self.next() != "]":
             self._at -= 1
             self.rest_of_line()
-        return section, subsection
+        return name
 
     def _quoted(self) -> str:
         out = []
@@ -121,27 +137,27 @@ class _Reader:
     def value(self) -> str:
         """A value up to the end of its last line: quotes, escapes, comments, continuations."""
         out: list[str] = []
-        # Blanks count only between characters, unless they are quoted.
-        pending, quoted = "", False
-        self.while_in(" \t")
+        # Blanks outside of quotes count only after the value's first character, and only if
+        # something follows: a quote or a continuation will do.
+        kept, quoted = 0, False
         while (char := self.next()) not in ("", "\n"):
-            if char in " \t\r" and not quoted:
-                pending += char
+            if char in BLANKS and not quoted:
+                if out:
+                    out.append(char)
                 continue
             if char in "#;" and not quoted:
                 self.rest_of_line()
                 break
             if char == '"':
                 quoted = not quoted
-                continue
-            if char == "\\":
+            elif char == "\\":
                 char = self.next()
-                if char == "\n":
-                    continue
-                char = {"n": "\n", "t": "\t", "b": "\b"}.get(char, char)
-            out += (pending, char)
-            pending = ""
-        return "".join(out)
+                if char != "\n":
+                    out.append({"n": "\n", "t": "\t", "b": "\b"}.get(char, char))
+            else:
+                out.append(char)
+            kept = len(out)
+        return "".join(out[:kept])
 
 
 def includes(parsed: list[Entry]) -> list[str]:
@@ -153,7 +169,7 @@ def value_of(parsed: list[Entry], section: str, key: str) -> str | None:
     """The last value of a key without subsection."""
     found = None
     for entry in parsed:
-        if entry.section == section and entry.key == key and not entry.subsection:
+        if entry.section == section and entry.key == key and entry.subsection is None:
             found = entry.value
     return found
 
@@ -164,7 +180,7 @@ def _is_secret(entry: Entry) -> bool:
         or entry.name() in SECRET_KEYS
         or entry.name() in SIGNING_KEYS
         or any(word in entry.key for word in SECRET_WORDS)
-        or has_userinfo(entry.subsection)
+        or has_userinfo(entry.subsection or "")
         or has_userinfo(entry.value)
     )
 
@@ -182,16 +198,21 @@ def has_userinfo(text: str) -> bool:
 def cleaned(text: str) -> str:
     """A configuration with the same meaning, without credentials and signing."""
     lines: list[str] = []
-    current: tuple[str, str] | None = None
+    current: tuple[str, str | None] | None = None
     for entry in entries(text):
-        if _is_secret(entry) or not entry.section:
+        if _is_secret(entry) or not entry.section or not _is_key(entry.key):
             continue
         if (entry.section, entry.subsection) != current:
             current = (entry.section, entry.subsection)
-            name = f' "{_escaped(entry.subsection)}"' if entry.subsection else ""
+            name = "" if entry.subsection is None else f' "{_escaped(entry.subsection)}"'
             lines.append(f"[{entry.section}{name}]")
         lines.append(f"\t{entry.key}" if entry.bare else f'\t{entry.key} = "{_value(entry)}"')
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def _is_key(text: str) -> bool:
+    """Whether a key can be written; one that a NUL has cut out of a subsection need not be."""
+    return text[:1].isalpha() and all(c in KEY_CHARACTERS and c == c.lower() for c in text)
 
 
 def _escaped(text: str) -> str:

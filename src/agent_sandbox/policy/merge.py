@@ -58,6 +58,7 @@ def merge(
         network=_last(layers, "network"),
         docker=_last(layers, "docker"),
         home=_last(layers, "home"),
+        seccomp=_last(layers, "seccomp"),
         profile=profile,
         presets=tuple(
             Setting(value=name, source=_preset_source(name, toggles)) for name in sorted(active)
@@ -147,7 +148,12 @@ def _profile_rules(profile: profiles.Profile, home: str) -> list[Rule]:
     for level, group in ((RW, profile.state), (RO, profile.protect)):
         for written in group:
             pattern = paths.expand(written, base=home, home=home, where=profile.name)
-            rules.append(Rule(level=level, pattern=pattern, glob=False, source=source, quiet=True))
+            rules.append(
+                Rule(
+                    level=level, pattern=pattern, glob=False, source=source, quiet=True,
+                    held=level == RO,
+                )
+            )  # fmt: skip
     return rules
 
 

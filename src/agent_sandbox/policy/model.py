@@ -73,6 +73,8 @@ class Rule(Record):
     # Rules of presets and profiles say nothing when they match nothing.
     quiet: bool = False
     written: str = ""
+    # Missing, it must not be created either.
+    held: bool = False
 
 
 class Limits(Record):
@@ -82,6 +84,10 @@ class Limits(Record):
     memory: int | None = None
     pids: int | None = None
     cpu_time: float | None = None
+    # Bytes in the private /tmp.
+    tmp_size: int | None = None
+    # The number of processes when nobody has said one: enforced as well as the machine can.
+    default_pids: int | None = None
 
 
 class Policy(Record):
@@ -90,6 +96,7 @@ class Policy(Record):
     network: Setting
     docker: Setting
     home: Setting
+    seccomp: Setting
     profile: Setting
     presets: tuple[Setting, ...]
     rules: tuple[Rule, ...]
@@ -117,6 +124,16 @@ class Match(Record):
     links: tuple[Link, ...] = ()
 
 
+class Named(Record):
+    """A control name: where, what it is or is meant to be, and whether it has to be held free."""
+
+    path: str
+    kind: str
+    missing: bool
+    # In a tree that git shows on the host, where a plain file would be seen.
+    tracked: bool = True
+
+
 class GitLayout(Record):
     """The repository around the project, as far as it was checked to be what it claims."""
 
@@ -130,6 +147,8 @@ class GitLayout(Record):
     # Control directories and files that do not exist yet and must not be created from inside.
     absent: tuple[str, ...] = ()
     absent_files: tuple[str, ...] = ()
+    # The text of info/exclude; None when there is no such file.
+    exclude: str | None = None
 
 
 class ConfigFile(Record):
@@ -163,6 +182,10 @@ class HostFacts(Record):
     git: GitLayout | None
     git_config: tuple[ConfigFile, ...]
     root_secrets: tuple[Match, ...]
+    # Sockets that somebody outside has bound in a place that a sandbox may show.
+    services: tuple[Match, ...] = ()
+    # Control names of the project and of the profile's state.
+    control: tuple[Named, ...] = ()
     # The code of agent-sandbox itself, where it lies in the project.
     own_code: tuple[Match, ...] = ()
 
@@ -189,6 +212,7 @@ class Mount(Record):
 # Kinds of Mount and the word for each.
 MOUNT_WORDS = {
     "ro": "read-only ",
+    "hold": "held free ",
     "rw": "read-write",
     "pin": "pinned    ",
     "mask-dir": "hidden    ",
@@ -204,6 +228,15 @@ MOUNT_WORDS = {
 }
 
 
+class Placeholder(Record):
+    """A name that is kept from being created: what stands there on the host during the run."""
+
+    path: str
+    # DIR and SOCKET do not show in `git status`; FILE is for places where git does not look.
+    node: str
+    text: str = ""
+
+
 class Plan(Record):
     """Everything the strategy needs: ordered mounts, environment, switches."""
 
@@ -213,6 +246,8 @@ class Plan(Record):
     cwd: str
     network: bool
     docker: bool
+    # How narrow the filter of system calls is: "strict", "default" or "off".
+    seccomp: str = "default"
     limits: Limits
     profile: str
     project: str
@@ -222,10 +257,12 @@ class Plan(Record):
     home_key: str
     # Mount points and links that must exist in the private home before the mounts are made.
     home_points: tuple[Mount, ...]
-    # Directories, and empty files, to create on the host for the time of the run, because a mount
-    # must cover them.
-    placeholders: tuple[str, ...]
-    placeholder_files: tuple[str, ...] = ()
+    # What must be on the host for the time of the run, because a mount must cover it.
+    placeholders: tuple[Placeholder, ...] = ()
+    # What git inside reads as the repository's info/exclude, so that it does not see held names.
+    git_exclude: str = ""
+    # Excluded paths that do not exist yet: hidden as soon as somebody outside makes them.
+    awaited: tuple[str, ...] = ()
     # Paths that a rule of the user or the project decided, also where that changed nothing.
     decided: Mapping[str, str] = {}
     notices: tuple[str, ...]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     Token = str | tuple[str, ...]
 
 GLOB_CHARACTERS = "*?["
+# What does not stand for itself in a glob.
+SPECIAL = GLOB_CHARACTERS + "\\"
 # Deeper than PATH_MAX allows: such a path can only be an attack or an accident.
 MAX_COMPONENTS = 2048
 
@@ -62,15 +64,22 @@ def is_glob(pattern: str) -> bool:
 
 def escape(path: str) -> str:
     """A pattern that matches exactly `path`."""
-    return "".join(f"[{c}]" if c in GLOB_CHARACTERS else c for c in path)
+    return "".join(f"[{c}]" if c in SPECIAL else c for c in path)
 
 
 def unescape(component: str) -> str | None:
     """The one name that a component matches; None when it matches several."""
-    plain = component
-    for char in GLOB_CHARACTERS:
-        plain = plain.replace(f"[{char}]", char)
-    return plain if escape(plain) == component else None
+    name, i = "", 0
+    while i < len(component):
+        char = component[i]
+        if char in SPECIAL:
+            char = component[i + 1 : i + 2]
+            if char not in SPECIAL or component[i : i + 3] != f"[{char}]":
+                return None
+            i += 2
+        name += char
+        i += 1
+    return name
 
 
 def within(path: str, root: str) -> bool:
@@ -103,10 +112,13 @@ def parents(path: str) -> list[str]:
 
 
 def split_glob(pattern: str) -> tuple[str, list[str]]:
-    """The literal directory that a glob starts from, and its remaining components."""
+    """The literal directory that a glob starts from, and its remaining components: at least one.
+
+    `[[]id]` is a name, not a directory to look into.
+    """
     parts = pattern.strip("/").split("/")
     fixed: list[str] = []
-    for part in parts:
+    for part in parts[:-1]:
         name = unescape(part)
         if name is None:
             break

@@ -65,6 +65,11 @@ PRESETS: tuple[Preset, ...] = (
         help="@git, and every branch but the current one, tags and packed refs read-only",
     ),
     Preset(
+        name="@control", grants=False,
+        help="what editors, shells and agents outside act on by themselves: read-only, and not "
+        "to be created",
+    ),
+    Preset(
         name="@lint/ts", grants=False, ro=LINT_TS + LINT_ANY,
         help="TypeScript and JavaScript linter settings read-only",
     ),
@@ -86,7 +91,7 @@ PRESETS: tuple[Preset, ...] = (
     ),
     Preset(
         name="@all", grants=True,
-        includes=("@base", "@toolchains", "@caches", "@agents", "@git", "@lint/all"),
+        includes=("@base", "@toolchains", "@caches", "@agents", "@git", "@control", "@lint/all"),
         help="the default: everything but @host and @git-strict",
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ filled in by the strategy.
 from __future__ import annotations
 
 from ..errors import PolicyError
-from . import assemble, environment, paths, profiles
+from . import assemble, control, environment, paths, profiles
 from .assemble import Entry
 from .model import (
     BUILT_IN,
@@ -29,11 +29,14 @@ from .model import (
     Limits,
     Link,
     Match,
+    Mount,
+    Named,
     Plan,
     Policy,
     Rule,
     Source,
 )
+from .settings import NO_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     if policy.network.value == "on" and facts.resolver is not None:
         _show(claims, links, facts.resolver, RO, "name resolution")
     _claim_project(claims, links, facts, active)
+    _claim_control(claims, policy.rules, facts)
     _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
     _claim_rules(claims, links, policy.rules, facts, notices)
     _claim_mandatory(claims, facts, notices)
@@ -80,6 +84,11 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     profile = profiles.find(str(policy.profile.value), str(policy.profile.source))
     cwd = facts.cwd.real
     env, why = environment.build(policy, facts, profile)
+    if policy.seccomp.value == "off":
+        notices.append(
+            f"seccomp is off ({policy.seccomp.source}): the command can use every system call of "
+            "the kernel, so a bug in any of them is a way out"
+        )
     home_mode = str(policy.home.value)
     git = facts.git if "@git" in active else None
     return Plan(
@@ -89,6 +98,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         cwd=cwd,
         network=policy.network.value == "on",
         docker=policy.docker.value == "on",
+        seccomp=str(policy.seccomp.value),
         limits=_limits(policy),
         profile=profile.name,
         project=cwd,
@@ -96,8 +106,9 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         home_mode=home_mode,
         home_key=f"{cwd}\0{profile.name}",
         home_points=assemble.home_points(mounts, entries, facts),
-        placeholders=git.absent if git else (),
-        placeholder_files=git.absent_files if git else (),
+        placeholders=assemble.placeholders(mounts),
+        git_exclude=_git_exclude(mounts, facts) if git else "",
+        awaited=_awaited(policy.rules, facts),
         decided={e.path: str(e.source) for e in entries if e.source.layer > BUILT_IN},
         notices=(*policy.notices, *notices),
     )
@@ -209,6 +220,9 @@ def _claim_system(
             _show(claims, links, match, RO, "preset @base")
     for match in facts.root_secrets:
         _show(claims, [], match, EXCLUDE, "root-only secrets")
+    for match in facts.services:
+        # connect(2) works on read-only mounts too: only a mask keeps a service from being reached.
+        _show(claims, [], match, EXCLUDE, "socket of a service outside")
     links += facts.home.links
     links += facts.cwd.links
     links.append(Link(at="/var/run", text="../run"))
@@ -235,11 +249,57 @@ def _claim_project(
             kind = DIR if path.endswith("/") else FILE
             _show(claims, links, _plain(path.rstrip("/"), kind), RO, "preset @git: control file")
         for path in git.absent:
-            _show(claims, links, _plain(path), RO, "preset @git: control directory")
+            _hold(claims, Named(path=path, kind=DIR, missing=True), "preset @git")
         for path in git.absent_files:
-            _show(claims, links, _plain(path, FILE), RO, "preset @git: control file")
+            tracked = not paths.within(path, git.common_dir)
+            named = Named(path=path, kind=FILE, missing=True, tracked=tracked)
+            _hold(claims, named, "preset @git")
+        if git.exclude is not None and any(n.missing and n.kind == FILE for n in facts.control):
+            claims.add(
+                Entry(
+                    path=f"{git.common_dir}/info/exclude", level=RO, kind=FILE, exact=True,
+                    source=_built_in("preset @control: held names"), special="copy",
+                    token=f"{WORK_GIT}/exclude",
+                )
+            )  # fmt: skip
     if "@base" in active:
         _show(claims, links, facts.cwd, RW, "preset @base: the project")
+
+
+def _hold(claims: Claims, named: Named, where: str) -> None:
+    """Keep a name that does not exist from being created."""
+    view = control.shown(named.path, named.kind) if named.tracked else None
+    claims.add(
+        Entry(
+            path=named.path, level=RO, kind=named.kind, exact=True, special="hold",
+            token=view.source if view else "",
+            source=_built_in(f"{where}: not there, not to be created"),
+        )
+    )  # fmt: skip
+
+
+def _claim_control(claims: Claims, rules: Iterable[Rule], facts: HostFacts) -> None:
+    """Control names: read-only where they are, held where they are not."""
+    opened = {r.pattern for r in rules if r.level == RW and r.source.layer > BUILT_IN}
+    for named in facts.control:
+        where = "preset @control" if named.tracked else "profile"
+        if not named.missing:
+            _show(claims, [], _plain(named.path, named.kind), RO, where)
+        elif named.path not in opened:
+            _hold(claims, named, where)
+
+
+def _git_exclude(mounts: Iterable[Mount], facts: HostFacts) -> str:
+    """The repository's list of ignored files, with the held names of the project added."""
+    git = facts.git
+    if git is None or git.exclude is None:
+        return ""
+    names = [m.dest for m in mounts if m.kind == "hold" and m.source]
+    held = [path for path in names if paths.below(path, git.top)]
+    if not held:
+        return ""
+    lines = "".join(f"{path[len(git.top) :]}\n" for path in held)
+    return f"{git.exclude}\n# Names that agent-sandbox keeps from being created.\n{lines}"
 
 
 def _claim_git_config(
@@ -292,9 +352,11 @@ def _claim_rules(
     claims: Claims, links: list[Link], rules: Iterable[Rule], facts: HostFacts, notices: list[str]
 ) -> None:
     writable = writable_roots(rules, facts)
+    # Opened by name before it exists: then it may be created.
+    held = {named.path for named in facts.control if named.missing}
     for rule in rules:
         found = facts.matches.get(rule.pattern, ())
-        if not found and not rule.quiet:
+        if not found and not rule.quiet and not (rule.level == RW and rule.pattern in held):
             notices.append(_missing(rule))
         for match in found:
             stray = planted(match, writable)
@@ -318,6 +380,12 @@ def _claim_rules(
                     source=rule.source,
                 )
             )
+
+
+def _awaited(rules: Iterable[Rule], facts: HostFacts) -> tuple[str, ...]:
+    """Excluded names that do not exist: one that appears outside during the run is to be hidden."""
+    wanted = [r.pattern for r in rules if r.level == EXCLUDE and not r.glob and not r.quiet]
+    return tuple(p for p in wanted if p not in facts.matches and paths.below(p, facts.cwd.real))
 
 
 def writable_roots(rules: Iterable[Rule], facts: HostFacts) -> list[str]:
@@ -416,15 +484,17 @@ def _check_working_directory(claims: Claims, facts: HostFacts) -> None:
 def _limits(policy: Policy) -> Limits:
     def number(key: str) -> float | None:
         value = policy.limits[f"limits.{key}"].value
-        return value if isinstance(value, (int, float)) else None
+        return value if isinstance(value, (int, float)) and value != NO_LIMIT else None
 
     def whole(key: str) -> int | None:
         value = number(key)
         return None if value is None else int(value)
 
+    asked = policy.limits["limits.pids"].source.layer > BUILT_IN
     return Limits(
-        timeout=number("timeout"), memory=whole("memory"), pids=whole("pids"),
-        cpu_time=number("cpu-time"),
+        timeout=number("timeout"), memory=whole("memory"), cpu_time=number("cpu-time"),
+        pids=whole("pids") if asked else None, default_pids=None if asked else whole("pids"),
+        tmp_size=whole("tmp-size"),
     )  # fmt: skip
 
 

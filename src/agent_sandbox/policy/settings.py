@@ -57,6 +57,10 @@ ROWS: tuple[Row, ...] = (
         choices=("ephemeral", "private", "host"), help="what $HOME is inside",
     ),
     Row(
+        key="seccomp", kind=CHOICE, flag="--seccomp", default="default",
+        choices=("strict", "default", "off"), help="which system calls the command may make",
+    ),
+    Row(
         key="filesystem.presets", kind=PRESETS, default=("@all",),
         help="rule sets to add (@name) or remove (!@name)",
     ),
@@ -83,14 +87,21 @@ ROWS: tuple[Row, ...] = (
         help="memory for all processes together (512M, 4G)",
     ),
     Row(
-        key="limits.pids", kind=COUNT, flag="--pids", metavar="N",
-        help="processes and threads at a time",
+        key="limits.pids", kind=COUNT, flag="--pids", metavar="N", default=4096,
+        help="processes and threads at a time, or 'none'",
+    ),
+    Row(
+        key="limits.tmp-size", kind=SIZE, flag="--tmp-size", metavar="SIZE", default=8 << 30,
+        help="what the private /tmp may hold (512M, 20G), or 'none'",
     ),
     Row(
         key="limits.cpu-time", kind=DURATION, flag="--cpu-time", metavar="TIME",
         help="processor time for all processes together",
     ),
 )  # fmt: skip
+
+# The value of a limit that is lifted: larger than any other.
+NO_LIMIT = 1 << 62
 
 BY_KEY: dict[str, Row] = {row.key: row for row in ROWS}
 SECTIONS: tuple[str, ...] = ("filesystem", "env", "limits")

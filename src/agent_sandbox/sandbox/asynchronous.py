@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from ..policy.triggers import Finding
     from .process import Process
 
 
@@ -71,6 +72,11 @@ class AsyncProcess:
     def pid(self) -> int:
         """The pid of bwrap on the host."""
         return self._process.pid
+
+    @property
+    def changes(self) -> tuple[Finding, ...]:
+        """What the run did to files that tools outside act on. Known when it has ended."""
+        return self._process.changes
 
     async def wait(self) -> int:
         """Wait for the end."""

@@ -10,16 +10,20 @@ prints or exits; errors are exceptions with message, hint and code.
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import os
 import subprocess
 import sys
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, SandboxError, UsageError
-from ..launch import descriptors, execute, stand_in, workspace
+from ..launch import descriptors, execute, finish, keeper, stand_in, workspace
+from ..launch.keeper_server import Server
 from ..launch.spawner import spawner
 from ..policy import decode, model, paths, settings
 from ..record import Record
+from .changes import Changes
 from .prepare import Prepared, Request, build, check_command, has_limits, make_enforcer, plan
 from .process import Process, sooner
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from ..launch.workspace import Workspace
+    from ..policy.triggers import Finding
     from .asynchronous import AsyncProcess
 
     Stream = int | IO[bytes] | None
@@ -42,6 +47,7 @@ class Policy(Record):
     network: str | bool | None = None
     docker: str | bool | None = None
     home: str | None = None
+    seccomp: str | None = None
     read: Sequence[str] = ()
     write: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -52,19 +58,21 @@ class Policy(Record):
     keep_env: Sequence[str] = ()
     timeout: float | str | None = None
     memory: int | str | None = None
-    pids: int | None = None
+    pids: int | str | None = None
     cpu_time: float | str | None = None
+    tmp_size: int | str | None = None
     # True: also read the user's and the project's policy files, as the command line does.
     # A string: that file in place of the project's.
     config: bool | str = False
 
 
 POLICY_KEYS: tuple[tuple[str, str], ...] = (
-    ("network", "network"), ("docker", "docker"), ("home", "home"), ("read", "filesystem.ro"),
+    ("network", "network"), ("docker", "docker"), ("home", "home"), ("seccomp", "seccomp"),
+    ("read", "filesystem.ro"),
     ("write", "filesystem.rw"), ("exclude", "filesystem.exclude"),
     ("presets", "filesystem.presets"), ("profile", "profile"), ("keep_env", "env.keep"),
     ("timeout", "limits.timeout"), ("memory", "limits.memory"), ("pids", "limits.pids"),
-    ("cpu_time", "limits.cpu-time"),
+    ("cpu_time", "limits.cpu-time"), ("tmp_size", "limits.tmp-size"),
 )  # fmt: skip
 
 
@@ -102,6 +110,8 @@ class Result(Record):
     exceeded: str = ""
     duration: float = 0.0
     notices: tuple[str, ...] = ()
+    # Control files that the run has changed, and what was done about them.
+    changes: tuple[Finding, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -131,9 +141,14 @@ class Wrapped:
     `close` when it has ended.
     """
 
-    def __init__(self, argv: list[str], fds: tuple[int, ...], space: Workspace) -> None:
+    def __init__(
+        self, argv: list[str], fds: tuple[int, ...], space: Workspace, changes: Changes
+    ) -> None:
         self.argv = argv
         self.fds = fds
+        self._changes = changes
+        # Known when it is closed.
+        self.changes: tuple[Finding, ...] = ()
         # The command's variables are among bwrap's arguments. Nothing of the caller's environment
         # may reach bwrap itself: it runs outside, and LD_PRELOAD would run there with it.
         self.env: dict[str, str] = {}
@@ -145,6 +160,7 @@ class Wrapped:
             return
         for fd in self.fds:
             os.close(fd)
+        self.changes = self._changes.settle()
         workspace.remove(self._space, keep=False)
         self._space = None
 
@@ -207,6 +223,7 @@ class Sandbox:
             exceeded=process.exceeded,
             duration=time.monotonic() - started,
             notices=process.notices,
+            changes=process.changes,
         )
         if check and not result.ok:
             raise CommandFailed(result)
@@ -239,9 +256,15 @@ class Sandbox:
                 code="wrap-with-limits",
             )
         built = build(prepared, argv)
+        changes = Changes(prepared, os.path.basename(built.space.path))
+        try:
+            changes.begin()
+        except BaseException:
+            workspace.remove(built.space, keep=False)
+            raise
         spec = descriptors.memory_file(stand_in.dump(built.command))
         line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec)]
-        return Wrapped(line, (spec,), built.space)
+        return Wrapped(line, (spec,), built.space, changes)
 
     async def arun(
         self, argv: Sequence[str], *, input: bytes | str | None = None, capture: bool = False,
@@ -267,6 +290,37 @@ class Sandbox:
         from .asynchronous import start
 
         return await start(self, argv, cwd=cwd, env=env)
+
+
+_server: Server | None = None
+_creation = _thread.allocate_lock()
+
+
+def _keeper(orders: keeper.Orders) -> keeper.Keeper:
+    """A keeper for one sandbox; somebody may have killed what starts them."""
+    try:
+        return _keepers().keeper(orders)
+    except OSError:
+        _end_server()
+        return _keepers().keeper(orders)
+
+
+def _keepers() -> Server:
+    """What starts this program's keepers; a fork starts anew, since two cannot share one line."""
+    global _server  # noqa: PLW0603 - one per process by nature
+    with _creation:
+        if _server is None or _server.pid != os.getpid():
+            if _server is None:
+                atexit.register(_end_server)
+            _server = Server()
+        return _server
+
+
+def _end_server() -> None:
+    global _server  # noqa: PLW0603 - one per process by nature
+    if _server is not None and _server.pid == os.getpid():
+        _server.close()
+    _server = None
 
 
 class CommandFailed(SandboxError):
@@ -317,9 +371,11 @@ def _start(
     """Start bwrap on the spawner's thread, in a session of its own."""
     made = prepared.plan
     built = build(prepared, argv)
-    enforcer = None
+    enforcer = kept = None
+    changes = Changes(prepared, os.path.basename(built.space.path))
     try:
         enforcer = make_enforcer(made, prepared.facts.uid, os.path.basename(built.space.path))
+        kept = _keeper(keeper.orders_of(built.command))
         opened = descriptors.open_descriptors(built.command)
         line = descriptors.argument_vector(built.command, opened)
 
@@ -331,18 +387,22 @@ def _start(
 
         popen = spawner().call(start)
     except BaseException:
+        if kept is not None:
+            kept.dismiss()
         if enforcer is not None:
             enforcer.close()
+        changes.forget()
         workspace.remove(built.space, keep=False)
         raise
     descriptors.close_inherited(opened)
     status = execute.ChildStatus(opened.status)
     init = status.child()
     process = Process(
-        popen, status=status, init=init, space=built.space, enforcer=enforcer, argv=argv, plan=made
-    )
+        popen, status=status, init=init, space=built.space, enforcer=enforcer, keeper=kept,
+        changes=changes, argv=argv, plan=made,
+    )  # fmt: skip
     try:
-        execute.complete(built.command, init, enforcer)
+        finish.complete(built.command, init, enforcer, kept, changes.begin)
     except BaseException:
         process.close()
         os.close(opened.release)

@@ -19,7 +19,7 @@ from ..host import command as host_command
 from ..host import facts as host_facts
 from ..host import files, tools
 from ..host.locate import Locator
-from ..launch import bwrap, seccomp, workspace
+from ..launch import bwrap, filters, workspace
 from ..policy import decode, explain, merge, model, paths
 from ..policy.resolve import resolve, widened_paths
 from ..record import Record
@@ -234,6 +234,7 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
 
     `heeded` names signals that bwrap is to ignore and the command to heed.
     """
+    # Not for a plan alone.
     facts, made = prepared.facts, prepared.plan
     workspace.open_state(facts.state_dir, facts.uid)
     workspace.sweep(facts.state_dir)
@@ -242,7 +243,8 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     space = workspace.create(facts.state_dir)
     try:
         home = workspace.private_home(facts.state_dir, made.home_key)
-        space = workspace.prepare(made, space, home, _git_texts(facts))
+        _remember_excludes(prepared)
+        space = workspace.prepare(made, space, home, _git_texts(prepared))
         command = bwrap.command(
             made,
             bwrap.Places(
@@ -253,7 +255,7 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
             ),
             argv,
             program=found.bwrap,
-            filter_bytes=seccomp.build(os.uname().machine),
+            filter_bytes=filters.program(facts.state_dir, os.uname().machine, made.seccomp),
             reset_signals=reset,
             heeded=heeded,
         )
@@ -263,16 +265,31 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     return Built(command=command, space=space, shield=bool(reset) and "=" not in argv[0])
 
 
+def _remember_excludes(prepared: Prepared) -> None:
+    """Let a later run know what this one hides, whatever it is called then."""
+    rules, facts = prepared.policy.rules, prepared.facts
+    if any(r.level == model.EXCLUDE and r.source.layer > model.BUILT_IN for r in rules):
+        from ..host import memory
+
+        project = prepared.plan.project
+        old = memory.read(facts.state_dir, project)
+        text = memory.dump(memory.renewed(old, rules, facts.matches))
+        workspace.remember(memory.place(facts.state_dir, project), text)
+
+
 def _sees(made: model.Plan, path: str) -> bool:
     return bool(path) and explain.look_up(made, os.path.realpath(path)).level in ("ro", "rw")
 
 
-def _git_texts(facts: model.HostFacts) -> dict[str, str]:
-    return {
+def _git_texts(prepared: Prepared) -> dict[str, str]:
+    texts = {
         f"git/{index}": config.cleaned
-        for index, config in enumerate(facts.git_config)
+        for index, config in enumerate(prepared.facts.git_config)
         if config.cleaned is not None
     }
+    if prepared.plan.git_exclude:
+        texts["git/exclude"] = prepared.plan.git_exclude
+    return texts
 
 
 def preview(prepared: Prepared, argv: Sequence[str]) -> bwrap.Command:
@@ -299,7 +316,12 @@ def has_limits(made: model.Plan) -> bool:
 def make_enforcer(made: model.Plan, uid: int, name: str) -> Enforcer | None:
     """The limits of a plan, or None. The module is loaded only when there is one."""
     if not has_limits(made):
-        return None
+        if uid:
+            return None
+        # Root is exempt from the limit that holds everybody else.
+        from ..launch.guards import of_root
+
+        return of_root(made.limits, name)
     from ..launch.limits import enforcer
 
     return enforcer(made.limits, uid=uid, name=name)

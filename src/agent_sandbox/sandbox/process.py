@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
+    from ..launch.keeper import Keeper
     from ..launch.limits import Enforcer
     from ..launch.workspace import Workspace
     from ..policy.model import Plan
+    from ..policy.triggers import Finding
+    from .changes import Changes
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
@@ -37,6 +40,8 @@ class Process:
         init: int | None,
         space: Workspace,
         enforcer: Enforcer | None,
+        keeper: Keeper,
+        changes: Changes,
         argv: tuple[str, ...],
         plan: Plan,
     ) -> None:
@@ -45,6 +50,8 @@ class Process:
         self._sandboxed = execute.Sandboxed(popen.pid, init or popen.pid)
         self._space: Workspace | None = space
         self._enforcer = enforcer
+        self._keeper = keeper
+        self._changes = changes
         self.argv = argv
         self.notices = plan.notices
         # The policy's own timeout, in seconds.
@@ -53,6 +60,8 @@ class Process:
         self._said = ""
         self.timed_out = False
         self.exceeded = ""
+        # What the run did to files that tools outside act on. Known when it has ended.
+        self.changes: tuple[Finding, ...] = ()
         self.stdin: IO[bytes] | None = popen.stdin
         self.stdout: IO[bytes] | None = popen.stdout
         self.stderr: IO[bytes] | None = popen.stderr
@@ -156,6 +165,8 @@ class Process:
         if self._enforcer is not None:
             self.exceeded = self.exceeded or self._enforcer.exceeded() or ""
             self._enforcer.close()
+        self.exceeded = self._keeper.dismiss() or self.exceeded
+        self.changes = self._changes.settle()
         workspace.remove(self._space, keep=False)
         self._space = None
         if not self._status.reported_exit() and code != 0 and code < EXIT_SIGNAL_BASE:

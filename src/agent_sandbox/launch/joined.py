@@ -1,0 +1,141 @@
+"""What is done to a sandbox's mounts from outside, by a process that has joined its namespaces.
+
+A process of the same user may join the user and mount namespaces of a sandbox (setns(2)); it has
+every capability there and stays out of sight, since it does not join the pid namespace. `keeper`
+runs this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+
+from ..policy import paths
+from ..policy.model import MARKER
+from .bwrap import MASK, PIN, READ_ONLY
+from .syscalls import syscall
+from .verify import parse
+
+# linux/mount.h, linux/fcntl.h, linux/nsfs.h, linux/sched.h
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MS_REC, MS_PRIVATE = 16384, 1 << 18
+# MOUNT_ATTR_RDONLY, _NOSUID, _NODEV
+SEALED = 1 | 2 | 4
+OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
+NS_GET_USERNS = 0xB701
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+# machine → (SYS_setns, SYS_mount)
+NUMBERS = {"x86_64": (308, 165), "aarch64": (268, 40)}
+# Calls added since 5.1 share one table. The last of these came with Linux 5.12.
+SYS_open_tree, SYS_move_mount, SYS_mount_setattr = 428, 429, 442
+READY_SECONDS = 30.0
+
+
+def join(init: int) -> int:
+    """Wait until bwrap has built the root, then enter it. Returns its mount table, open."""
+    _wait_until_built(init)
+    # Not earlier: the table shows paths as seen from the root that the process has now.
+    table = os.open(f"/proc/{init}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    setns, mount = NUMBERS[os.uname().machine]
+    space = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    # bwrap's mounts belong to its first user namespace; the command runs in a second one.
+    owner = fcntl.ioctl(space, NS_GET_USERNS)
+    syscall(setns, owner, CLONE_NEWUSER)
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        syscall(setns, space, CLONE_NEWNS)
+        if os.path.exists(MARKER):
+            break
+        # Between bwrap's last pivot_root(2) and the umount(2) after it, the old root still lies on
+        # top of the new one, and that is where setns(2) has put us.
+        if time.monotonic() > deadline:
+            raise TimeoutError("bwrap did not finish building the root")
+        time.sleep(0.0002)
+    os.close(owner)
+    os.close(space)
+    # bwrap leaves its mounts slaves of the host's: a disk mounted there later would show inside,
+    # writable even below a read-only mount.
+    syscall(mount, 0, b"/\0", 0, MS_REC | MS_PRIVATE, 0)
+    return table
+
+
+def _wait_until_built(init: int) -> None:
+    """The marker is bwrap's last step, and shows at the process's root only after pivot_root(2)."""
+    marker = f"/proc/{init}/root{MARKER}"
+    deadline = time.monotonic() + READY_SECONDS
+    while not os.path.exists(marker):
+        if not os.path.exists(f"/proc/{init}"):
+            raise ProcessLookupError("the sandbox has ended")
+        if time.monotonic() > deadline:
+            raise TimeoutError("bwrap did not finish building the root")
+        time.sleep(0.0002)
+
+
+def put(source: str, dest: str, *, sealed: bool, recursive: bool = False) -> None:
+    """Show a path of the sandbox at another place of it, or at its own; sealed: read-only.
+
+    The mount is finished before it is anywhere to be seen. A bind that is made read-only
+    afterwards can be kept writable by whoever opens the file in between (EBUSY).
+    """
+    flags = OPEN_TREE_CLONE | (AT_RECURSIVE if recursive else 0)
+    tree = syscall(SYS_open_tree, AT_FDCWD, _raw(source), flags | AT_SYMLINK_NOFOLLOW)
+    try:
+        if sealed:
+            # struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
+            wanted = SEALED.to_bytes(8, "little") + bytes(24)
+            how = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+            syscall(SYS_mount_setattr, tree, b"\0", how, wanted, len(wanted))
+        syscall(SYS_move_mount, tree, b"\0", AT_FDCWD, _raw(dest), MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
+
+
+def _raw(path: str) -> bytes:
+    return os.fsencode(path) + b"\0"
+
+
+def cover(operation: str, path: str) -> bool:
+    """Protect what is at a path now. False: nothing is there, so there is nothing to protect."""
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            # mount(2) would follow it. Only what is hidden must be hidden wherever it went.
+            if operation == MASK:
+                target = os.path.realpath(path)
+                _mask(target, is_directory=os.path.isdir(target))
+            return False
+    except OSError:
+        return False
+    if operation == MASK:
+        _mask(path, is_directory=stat.S_ISDIR(mode))
+        return True
+    put(path, path, sealed=operation == READ_ONLY, recursive=True)
+    return True
+
+
+def _mask(path: str, *, is_directory: bool) -> None:
+    if is_directory:
+        mount = NUMBERS[os.uname().machine][1]
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV
+        syscall(mount, b"tmpfs\0", _raw(path), b"tmpfs\0", flags, b"mode=0555,size=4k\0")
+        return
+    # A device on a mount without devices cannot be opened; nothing else in the namespace is sure
+    # to be there as a source.
+    put("/dev/null", path, sealed=True)
+
+
+def make(operations: list[tuple[str, str, str]]) -> None:
+    """The mounts that bwrap could not take, in their order: (operation, source, destination)."""
+    for operation, source, dest in operations:
+        put(source, dest, sealed=operation == READ_ONLY, recursive=operation == PIN)
+
+
+def uncovered(table: str, duties: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The duties whose path is no mount point in a mount table; from shallow to deep. Pure."""
+    points = {entry.point for entry in parse(table)}
+    found = [duty for duty in duties if duty[1] not in points]
+    found.sort(key=lambda duty: paths.depth(duty[1]))
+    return found

@@ -1,0 +1,153 @@
+"""The keeper: one process per run that joins the sandbox's mounts from outside and holds them.
+
+It cuts the sandbox off from mounts that the host makes later, makes the mounts that are too many
+for bwrap, and covers again what a save outside has uncovered (`watching`). It ends when the
+supervisor ends, however that comes: the pipe between them closes.
+
+The command line forks it before it has a second thread. A library must not fork its host program,
+which may be large and have threads and hooks of its own: there a small server forks it
+(`keeper_server`).
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+
+from ..errors import HostError, reason
+from ..record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .bwrap import Command
+
+READY = b"ready\n"
+
+
+class Orders(Record):
+    """What a keeper is told: mounts to make, paths to hold, how large /tmp may get."""
+
+    bulk: tuple[tuple[str, str, str], ...] = ()
+    duties: tuple[tuple[str, str], ...] = ()
+    tmp_bytes: int = 0
+
+    def dump(self) -> bytes:
+        """The orders as bytes, for a process of our own."""
+        return marshal.dumps((self.bulk, self.duties, self.tmp_bytes))
+
+    @classmethod
+    def load(cls, data: bytes) -> Orders:
+        """The orders from bytes that `dump` has made."""
+        bulk, duties, tmp_bytes = marshal.loads(data)  # noqa: S302 - from our own process
+        return cls(bulk=bulk, duties=duties, tmp_bytes=tmp_bytes)
+
+
+def orders_of(command: Command) -> Orders:
+    """What a command wants held."""
+    return Orders(bulk=command.bulk, duties=command.duties, tmp_bytes=command.tmp_bytes)
+
+
+class Keeper:
+    """The supervisor's end. `attend` once, wait for `ready`, `dismiss` at the end."""
+
+    def __init__(self, pid: int, report: int, life: int) -> None:
+        self._pid = pid
+        self._report = report
+        self._life = life
+
+    def attend(self, init: int) -> None:
+        """Tell the keeper which sandbox is its own."""
+        os.write(self._life, f"{init}\n".encode())
+
+    def ready(self) -> None:
+        """Wait until the sandbox is finished; raises when the keeper could not do it."""
+        said = b""
+        while not said.endswith(b"\n"):
+            chunk = os.read(self._report, 4096)
+            if not chunk:
+                break
+            said += chunk
+        if said != READY:
+            # Only the words of the error come through the pipe (ENOSYS).
+            old = b"not implemented" in said
+            raise HostError(
+                "cannot finish the sandbox's mounts: "
+                + (said.decode("utf-8", "replace").strip() or "the keeper ended"),
+                hint="this needs Linux 5.12 or newer" if old else "run 'sandboxctl doctor'",
+                code="mounts-failed",
+            )
+
+    def has_died(self) -> bool:
+        """Whether our child ended before it was told to."""
+        if self._pid > 0 and os.waitpid(self._pid, os.WNOHANG)[0]:
+            self._pid = 0
+            return True
+        return False
+
+    def end(self) -> None:
+        """Let it go. It may take a moment; `dismiss` waits."""
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    def dismiss(self) -> str:
+        """Wait for its end; returns the limit that it saw exceeded."""
+        self.end()
+        said = b""
+        if self._report >= 0:
+            while chunk := os.read(self._report, 4096):
+                said += chunk
+            os.close(self._report)
+            self._report = -1
+        if self._pid > 0:
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+        return said.removeprefix(READY).decode("utf-8", "replace").strip()
+
+
+def forked(orders: Orders) -> Keeper:
+    """A keeper that is our own child. Call it before any thread is started."""
+    told, report = os.pipe()
+    heard, life = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            serve(orders, report, heard)
+        finally:
+            os._exit(1)
+    os.close(report)
+    os.close(heard)
+    return Keeper(pid, told, life)
+
+
+def serve(orders: Orders, report: int, life: int) -> None:
+    """Be a keeper, in a process of its own; ends the process."""
+    try:
+        report, life = _strip(report, life)
+        # Now, while bwrap starts; later there is no importing any more.
+        from . import keeping
+
+        line = os.read(life, 64)
+        if line:
+            keeping.keep(int(line), orders, report, life)
+    except ProcessLookupError:
+        # bwrap failed, and says so itself.
+        os.write(report, READY)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must not start
+        said = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        os.write(report, said.encode("utf-8", "replace") + b"\n")
+    os._exit(0)
+
+
+def _strip(report: int, life: int) -> tuple[int, int]:
+    """Keep these two descriptors alone: the supervisor's others would live on in here."""
+    null = os.open("/dev/null", os.O_RDWR)
+    high = [os.dup(fd) for fd in (report, life)]
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    floor = max(high) + 1
+    placed = [os.dup2(fd, floor + index) for index, fd in enumerate(high)]
+    os.closerange(3, floor)
+    os.closerange(floor + 2, 1 << 20)
+    return placed[0], placed[1]
