@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import output
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,4 +44,4 @@ def describe(prepared: Prepared, argv: Sequence[str]) -> str:
         scoped += "network on, abstract sockets of the host are reachable"
     lines.append(f"  Landlock ABI {abi}, scopes {scoped}")
     lines.append(f"command: {' '.join(argv)}")
-    return "\n".join(lines) + "\n"
+    return "".join(output.printable(line) + "\n" for line in lines)

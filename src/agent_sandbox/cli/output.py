@@ -25,7 +25,7 @@ def say(program: str, kind: str, message: str, colour: str = "") -> None:
 
 def printable(text: str) -> str:
     """Text that cannot drive a terminal, whatever names are in it."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def error(program: str, problem: SandboxError) -> None:

@@ -11,7 +11,7 @@ from ..policy import explain, paths
 from ..policy.model import SOCKET
 from ..record import Record
 from ..sandbox import prepare
-from . import options
+from . import options, output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> int:
         fields = {name: getattr(answer, name) for name in Answer.__fields__}
         sys.stdout.write(json.dumps({"version": 1, **fields}) + "\n")
     else:
-        sys.stdout.write(f"{answer.target}: {answer.detail}\n  rule: {answer.rule}\n")
+        lines = (f"{answer.target}: {answer.detail}", f"  rule: {answer.rule}")
+        sys.stdout.write("".join(output.printable(line) + "\n" for line in lines))
     return 0
 
 

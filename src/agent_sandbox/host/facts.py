@@ -7,8 +7,8 @@ import sys
 
 from ..errors import HostError, UsageError, reason
 from ..policy import control, engines, paths, secrets
-from ..policy.model import BUILT_IN, EXCLUDE, SOCKET, HostFacts, Match, Named, Policy
-from . import git, placeholders
+from ..policy.model import BUILT_IN, DIR, EXCLUDE, SOCKET, HostFacts, Match, Named, Policy
+from . import files, git, placeholders
 from .locate import Locator, expand_globs
 
 TYPE_CHECKING = False
@@ -94,6 +94,8 @@ def _working_directory(env: Mapping[str, str], wanted: str | None, locator: Loca
         logical = actual
     path = paths.normalise(logical) if wanted is None else _joined(logical, wanted)
     found = locator.find(path)
+    if wanted is not None and found is not None:
+        _check_named(wanted, found, actual, env)
     if found is None or found.kind != "dir":
         raise UsageError(
             f"cannot run in '{wanted or path}': "
@@ -101,6 +103,21 @@ def _working_directory(env: Mapping[str, str], wanted: str | None, locator: Loca
             code="bad-cwd",
         )
     return found
+
+
+def _check_named(wanted: str, found: Match, here: str, env: Mapping[str, str]) -> None:
+    """Refuse a directory that a link in the caller's own leads out to: a sandbox may have made it.
+
+    Not from the home or above it: no sandbox ever had that as its project.
+    """
+    home = os.path.realpath(env.get("HOME") or "/")
+    planted = any(paths.below(link.at, here) for link in found.links)
+    if planted and not paths.within(found.real, here) and not paths.within(home, here):
+        raise UsageError(
+            f"cannot run in '{wanted}': a link in this directory leads out to '{found.real}'",
+            hint=f"name it yourself if you mean it: -C '{found.real}'",
+            code="planted-link",
+        )
 
 
 def _joined(base: str, path: str) -> str:
@@ -149,19 +166,29 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     held = placeholders.recorded(at.state_dir)
     git_config = git.user_config(at.home, env, locator, at.real)
     hooks = git.user_hooks_path(git_config)
+    matches = _with_memories(policy.rules, _matches(policy.rules, locator), at)
+    layout = _git_layout(at, active, hooks, held)
+    roots = [at.real, *([layout.common_dir] if layout else ())]
+    named = [r.pattern for r in policy.rules if r.source.layer > BUILT_IN]
+    roots += [match.real for pattern in named for match in matches.get(pattern, ())]
+    config_dir = os.path.realpath(paths.parent(files.global_stem(env, at.home.real)))
+    if not os.path.isdir(config_dir):
+        config_dir = first_missing(config_dir)
     return HostFacts(
         uid=at.uid, gid=at.gid, user=at.user, home=at.home,
         cwd=Match(path=at.path, real=at.real, kind=at.kind, links=at.links),
         env=env, state_dir=at.state_dir,
         system=_found(SYSTEM_TREES, locator),
-        path_dirs=_path_dirs(env, locator),
-        matches=_with_memories(policy.rules, _matches(policy.rules, locator), at),
+        path_dirs=_path_dirs(env, at.home.real, locator),
+        matches=matches,
         resolver=_resolver(locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
-        git=_git_layout(at, active, hooks, held),
+        git=layout,
         git_config=git_config,
         root_secrets=_root_secrets(at.uid, locator),
-        services=_services(locator),
+        services=_services(locator, roots),
+        config_dir=config_dir, config_missing=not os.path.isdir(config_dir),
+        former=_former(layout, at),
         control=_control(policy, at, active, locator, held),
         own_code=_own_code(at.real, locator),
     )  # fmt: skip
@@ -190,19 +217,28 @@ def _found(wanted: Iterable[str], locator: Locator) -> tuple[Match, ...]:
     return tuple(match for match in located if match is not None)
 
 
-def _path_dirs(env: Mapping[str, str], locator: Locator) -> tuple[Match, ...]:
+def _path_dirs(env: Mapping[str, str], home: str, locator: Locator) -> tuple[Match, ...]:
     wanted = dict.fromkeys(
-        _tool_root(paths.normalise(part))
+        _tool_root(paths.normalise(part), home)
         for part in env.get("PATH", "").split(":")
         if part.startswith("/")
     )
     return tuple(m for m in _found(wanted, locator) if m.kind == "dir")
 
 
-def _tool_root(directory: str) -> str:
-    """A Python environment's `bin` is of no use without the rest of it."""
-    root = paths.parent(directory)
-    return root if os.path.isfile(f"{root}/pyvenv.cfg") else directory
+def _tool_root(directory: str, home: str) -> str:
+    """A Python environment's `bin` is of no use without the rest of it.
+
+    Never an agent's state: a sandbox that writes there could turn it into an environment.
+    """
+    root, _, name = directory.rpartition("/")
+    if name != "bin" or not os.path.isfile(f"{root}/pyvenv.cfg"):
+        return directory
+    from ..policy.profiles import PROFILES
+
+    states = [home + state[1:] for profile in PROFILES for state in profile.state]
+    shared = any(paths.within(root, s) or paths.within(s, root) for s in states)
+    return directory if shared else root
 
 
 def _matches(rules: Iterable[Rule], locator: Locator) -> dict[str, tuple[Match, ...]]:
@@ -318,8 +354,27 @@ def _current_context(home: str, env: Mapping[str, str]) -> str | None:
     return engines.unix_path(str(address))
 
 
-def _services(locator: Locator) -> tuple[Match, ...]:
-    """Sockets that are bound to a path now, by proc_net(5), where a sandbox may show them."""
+def _former(layout: GitLayout | None, at: Place) -> tuple[Match, ...]:
+    """What runs in a directory above have hidden.
+
+    The rest of the repository is shown, and a sandbox may have made that repository.
+    """
+    if layout is None or layout.top == at.real:
+        return ()
+    from . import memory
+
+    above = [at.real, *paths.parents(at.real)]
+    above = above[: above.index(layout.top) + 1]
+    return tuple(
+        match for place in above for match in memory.still_there(memory.read(at.state_dir, place))
+    )
+
+
+def _services(locator: Locator, roots: Iterable[str]) -> tuple[Match, ...]:
+    """Sockets that are bound to a path now, by proc_net(5), where a sandbox may show them.
+
+    One that was bound by a relative path is looked for in the directories that are shown.
+    """
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -331,6 +386,13 @@ def _services(locator: Locator) -> tuple[Match, ...]:
         start = line.find(" /")
         if start > 0 and not line.startswith(NEVER_SHOWN, start + 1):
             wanted.append(line[start + 1 :])
+        elif start < 0 or line.startswith("/proc/", start + 1):
+            # Seven columns, and then the name if it has one. One below /proc/self/fd is relative
+            # as well, to an open directory.
+            name = line.split(maxsplit=7)[7:]
+            if name and not name[0].startswith("@") and name[0] != "Path":
+                short = name[0].rpartition("/")[2] if start > 0 else name[0]
+                wanted += [paths.normalise(f"{root}/{short}") for root in roots]
     return tuple(m for m in _found(dict.fromkeys(wanted), locator) if m.kind == SOCKET)
 
 
@@ -364,8 +426,7 @@ def _control(
 def _named(path: str, kind: str, match: Match | None, project: str) -> Named | None:
     """A control name of the project as it is; None for what cannot be held."""
     if match is None:
-        # A dangling link: whoever makes its target decides what is there.
-        return Named(path=path, kind=kind, missing=True) if not os.path.islink(path) else None
+        return _missing(path, kind, project)
     if match.kind == SOCKET:
         # The placeholder of another run; nobody has a socket of that name.
         return Named(path=path, kind=kind, missing=True)
@@ -373,6 +434,24 @@ def _named(path: str, kind: str, match: Match | None, project: str) -> Named | N
         return None
     # A link cannot be covered, but what it leads to can.
     return Named(path=match.real, kind=match.kind, missing=False)
+
+
+def _missing(path: str, kind: str, project: str) -> Named | None:
+    """A control name that is not there, or the missing end of a link that is."""
+    if not os.path.islink(path):
+        return Named(path=path, kind=kind, missing=True)
+    target = os.path.realpath(path)
+    first = first_missing(target)
+    if not paths.below(first, project):
+        return None
+    return Named(path=first, kind=kind if first == target else DIR, missing=True)
+
+
+def first_missing(path: str) -> str:
+    """Of a path and those above it, the uppermost that does not exist."""
+    while not os.path.lexists(paths.parent(path)):
+        path = paths.parent(path)
+    return path
 
 
 def _own_code(project: str, locator: Locator) -> tuple[Match, ...]:

@@ -117,6 +117,12 @@ def recall(
     return found
 
 
+def still_there(memories: Iterable[Memory]) -> list[Match]:
+    """Of what was hidden, what is where it was."""
+    found = [_same(memory, memory.real) for memory in memories]
+    return [match for match in found if match is not None]
+
+
 def _same(memory: Memory, path: str) -> Match | None:
     """A path, if what was remembered is there."""
     try:

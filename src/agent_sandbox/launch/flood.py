@@ -14,20 +14,20 @@ PLACE = "/tmp"
 # One file for this many bytes of the limit: floods of empty files fill a disk's inodes.
 BYTES_PER_FILE = 8192
 BLOCK = 512
+# How often the tree is measured although the file system has not shrunk, in seconds.
+SELDOM = 2.0
 
 
 class Flood:
-    """Knows how much /tmp may hold. `exceeded` is to be asked every `every` seconds."""
-
-    every = 0.5
+    """Knows how much /tmp may hold. To be asked from time to time."""
 
     def __init__(self, limit: int, place: str = PLACE) -> None:
         self._limit = limit
         self._files = max(1000, limit // BYTES_PER_FILE)
         self._place = place
-        self._asked = 0.0
         self._free, self._free_files = self._left()
         self._first = self._free
+        self._due = time.monotonic() + SELDOM
 
     def _left(self) -> tuple[int, int]:
         info = os.statvfs(self._place)
@@ -35,20 +35,19 @@ class Flood:
 
     def exceeded(self) -> bool:
         """Whether the directory holds more than it may."""
-        now = time.monotonic()
-        if now - self._asked < self.every:
-            return False
-        self._asked = now
         free, files = self._left()
         shrunk = self._free - free > self._limit // 8
         # File systems without a fixed number of inodes report none: look at the space alone.
         shrunk = shrunk or self._free_files - files > self._files // 8
-        if not shrunk:
-            # What others have freed must not hide what is written from now on.
-            self._free, self._free_files = max(self._free, free), max(self._free_files, files)
+        now = time.monotonic()
+        if not shrunk and now < self._due:
             return False
         self._free, self._free_files = free, files
-        return self._measure()
+        found = self._measure()
+        # Others may free as much as is written here, so it is measured now and then in any case; a
+        # tree that takes long less often.
+        self._due = time.monotonic() + max(SELDOM, 50 * (time.monotonic() - now))
+        return found
 
     def _measure(self) -> bool:
         """Add up the tree, no further than to the limit. Links are not followed."""

@@ -11,11 +11,6 @@ import os
 
 from .syscalls import syscall
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..policy.model import Limits
-    from .limits import Enforcer
-
 # machine → SYS_prlimit64
 SYS_PRLIMIT = {"x86_64": 302, "aarch64": 261}
 RLIMIT_CORE, RLIMIT_NPROC = 4, 6
@@ -24,8 +19,6 @@ RLIMIT_CORE, RLIMIT_NPROC = 4, 6
 NO_CORE = 1
 # Added to a process's score: when memory runs out, the kernel ends the sandbox first.
 OOM_SCORE = 500
-# Root's sandbox may use this part of the machine's memory.
-MEMORY_SHARE = 0.9
 
 
 def apply(init: int, processes: int) -> None:
@@ -33,7 +26,7 @@ def apply(init: int, processes: int) -> None:
     machine = os.uname().machine
     _limit(machine, init, RLIMIT_CORE, NO_CORE)
     if processes:
-        # Counted in the sandbox's user namespace since 5.14; root is exempt and gets a cgroup.
+        # Counted in the sandbox's user namespace since 5.14. Root is exempt: the keeper counts.
         _limit(machine, init, RLIMIT_NPROC, processes)
     # /proc is sealed inside, so the score stays.
     with open(f"/proc/{init}/oom_score_adj", "w", encoding="ascii") as file:
@@ -47,27 +40,3 @@ def _limit(machine: str, pid: int, what: int, value: int) -> None:
     except PermissionError:
         # Our own hard limit is lower already, and theirs with it.
         return
-
-
-def of_root(limits: Limits, name: str) -> Enforcer | None:
-    """A cgroup with the default limits where root can make one at once; None where not."""
-    from . import cgroups
-    from .enforcement import HERE, Enforcer, read
-    from .hierarchy import hierarchies
-
-    if limits.default_pids is None:
-        return None
-    wanted = limits.replace(
-        pids=limits.default_pids, memory=int(_memory(read("/proc/meminfo")) * MEMORY_SHARE) or None
-    )
-    trees = hierarchies(read("/proc/self/mountinfo"), read("/proc/self/cgroup"))
-    found = cgroups.unified(wanted, cgroups.PREFIX + name, trees, HERE)
-    if not isinstance(found, Enforcer):
-        found = cgroups.legacy(wanted, cgroups.PREFIX + name, trees)
-    return found if isinstance(found, Enforcer) else None
-
-
-def _memory(text: str) -> int:
-    """Bytes of memory by /proc/meminfo."""
-    words = text.partition("MemTotal:")[2].split(maxsplit=1)
-    return int(words[0]) * 1024 if words and words[0].isdigit() else 0

@@ -30,21 +30,27 @@ class Orders(Record):
     bulk: tuple[tuple[str, str, str], ...] = ()
     duties: tuple[tuple[str, str], ...] = ()
     tmp_bytes: int = 0
+    # How many processes there may be, where that is for the keeper to count.
+    processes: int = 0
 
     def dump(self) -> bytes:
         """The orders as bytes, for a process of our own."""
-        return marshal.dumps((self.bulk, self.duties, self.tmp_bytes))
+        return marshal.dumps((self.bulk, self.duties, self.tmp_bytes, self.processes))
 
     @classmethod
     def load(cls, data: bytes) -> Orders:
         """The orders from bytes that `dump` has made."""
-        bulk, duties, tmp_bytes = marshal.loads(data)  # noqa: S302 - from our own process
-        return cls(bulk=bulk, duties=duties, tmp_bytes=tmp_bytes)
+        bulk, duties, tmp_bytes, processes = marshal.loads(data)  # noqa: S302 - our own
+        return cls(bulk=bulk, duties=duties, tmp_bytes=tmp_bytes, processes=processes)
 
 
 def orders_of(command: Command) -> Orders:
     """What a command wants held."""
-    return Orders(bulk=command.bulk, duties=command.duties, tmp_bytes=command.tmp_bytes)
+    return Orders(
+        bulk=command.bulk, duties=command.duties, tmp_bytes=command.tmp_bytes,
+        # Everybody else has RLIMIT_NPROC.
+        processes=command.processes if os.getuid() == 0 else 0,
+    )  # fmt: skip
 
 
 class Keeper:
@@ -68,14 +74,7 @@ class Keeper:
                 break
             said += chunk
         if said != READY:
-            # Only the words of the error come through the pipe (ENOSYS).
-            old = b"not implemented" in said
-            raise HostError(
-                "cannot finish the sandbox's mounts: "
-                + (said.decode("utf-8", "replace").strip() or "the keeper ended"),
-                hint="this needs Linux 5.12 or newer" if old else "run 'sandboxctl doctor'",
-                code="mounts-failed",
-            )
+            raise _failed(said.decode("utf-8", "replace").strip() or "the keeper ended")
 
     def has_died(self) -> bool:
         """Whether our child ended before it was told to."""
@@ -103,6 +102,17 @@ class Keeper:
             os.waitpid(self._pid, 0)
             self._pid = 0
         return said.removeprefix(READY).decode("utf-8", "replace").strip()
+
+
+def _failed(said: str) -> HostError:
+    """The error for mounts that could not be finished. Only words come through the pipe."""
+    message = f"cannot finish the sandbox's mounts: {said}"
+    if "no such file" in said:
+        # Something that was to be covered was replaced meanwhile (ENOENT).
+        return HostError(message, hint="try again", code="root-changed")
+    old = "not implemented" in said
+    hint = "this needs Linux 5.12 or newer" if old else "run 'sandboxctl doctor'"
+    return HostError(message, hint=hint, code="mounts-failed")
 
 
 def forked(orders: Orders) -> Keeper:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 
 from . import joined
+from .crowd import Crowd
 from .flood import Flood
 from .keeper import READY, Orders
 from .watching import Watching
@@ -19,6 +21,8 @@ else:
 
 # How often places are looked at when the kernel has no watches left, in seconds.
 LOOK_EVERY = 0.25
+# How often /tmp and root's processes are measured.
+MEASURE_EVERY = 0.5
 
 
 def _forget_files() -> None:
@@ -54,10 +58,16 @@ class Post:
         joined.make(list(orders.bulk))
         self._watching = Watching(list(orders.duties), table)
         self._watching.look()
-        self._flood = Flood(orders.tmp_bytes) if orders.tmp_bytes else None
-        pauses = [self._flood.every] if self._flood else []
+        # What is not the kernel's to limit, by the name of the limit.
+        self._measured: dict[str, Flood | Crowd] = {}
+        if orders.tmp_bytes:
+            self._measured["tmp-size"] = Flood(orders.tmp_bytes)
+        if orders.processes:
+            self._measured["pids"] = Crowd(orders.processes)
+        pauses = [MEASURE_EVERY] if self._measured else []
         pauses += [LOOK_EVERY] if self._watching.fd < 0 and orders.duties else []
         self._pause = int(min(pauses) * 1000) if pauses else None
+        self._measured_at = time.monotonic()
 
     def hold(self, life: int) -> None:
         """Wait for changes until the supervisor lets go."""
@@ -73,9 +83,17 @@ class Post:
                 self._watching.heed()
             elif self._watching.fd < 0:
                 self._watching.look()
-            if self._flood is not None and self._flood.exceeded():
-                self._flood = None
-                self.end("tmp-size")
+            now = time.monotonic()
+            if self._measured and now - self._measured_at >= MEASURE_EVERY:
+                self._measured_at = now
+                self._measure()
+
+    def _measure(self) -> None:
+        for name, measure in self._measured.items():
+            if measure.exceeded():
+                self._measured = {}
+                self.end(name)
+                return
 
     def end(self, why: str) -> None:
         """End the sandbox, and tell the supervisor why."""

@@ -112,6 +112,9 @@ CHECKS: Mapping[str, Check] = {
     "terminal": ((*_TERMINAL[0], (1, EQUAL, TIOCSETD, "EPERM")), "ALLOW"),
     "pid1:0": _not_init(0),
     "pid1:1": _not_init(1),
+    # PRIO_PGRP and IOPRIO_WHO_PGRP: the command shares the process group of whoever started it.
+    "group:1": (((0, EQUAL, 1, "EPERM"),), "ALLOW"),
+    "group:2": (((0, EQUAL, 2, "EPERM"),), "ALLOW"),
     "namespaces": (((0, ANY, CLONE_NEW, "EPERM"),), "ALLOW"),
     "namespaces+time": (((0, ANY, CLONE_NEW | CLONE_NEWTIME, "EPERM"),), "ALLOW"),
     "suid:1": _no_suid(1),

@@ -29,6 +29,8 @@ process_madvise         440 440 ALLOW/EPERM          acts on other processes' me
 process_mrelease        448 448 ALLOW/EPERM          acts on other processes' memory
 name_to_handle_at       303 264 ALLOW/EPERM          half of a way around paths
 personality             135  92 ALLOW/personality    switches off protections of memory
+setpriority             141 140 group:1              slows the caller's group down, too
+ioprio_set              251  30 group:2              as setpriority
 # Namespaces.
 clone                    56 220 namespaces           more kernel code opens in a new namespace
 clone3                  435 435 ENOSYS               flags behind a pointer; libc then uses clone
@@ -154,7 +156,7 @@ getresuid 118 148, getrlimit 97 163, getrusage 98 165, getsid 124 156, getsockna
 getsockopt 55 209, gettid 186 178, gettimeofday 96 169, getuid 102 174, getxattr 191 8,
 getxattrat 464 464, inotify_add_watch 254 27, inotify_init 253 -, inotify_init1 294 26,
 inotify_rm_watch 255 28, io_cancel 210 3, io_destroy 207 1, io_getevents 208 4,
-io_pgetevents 333 292, io_submit 209 2, ioprio_get 252 31, ioprio_set 251 30, kill 62 129,
+io_pgetevents 333 292, io_submit 209 2, ioprio_get 252 31, kill 62 129,
 landlock_add_rule 445 445, landlock_create_ruleset 444 444, landlock_restrict_self 446 446,
 lchown 94 -, lgetxattr 192 9, link 86 -, linkat 265 37, listen 50 201, listxattr 194 11,
 listxattrat 465 465, llistxattr 195 12, lremovexattr 198 15, lseek 8 62, lsetxattr 189 6,
@@ -180,7 +182,7 @@ sched_setattr 314 274, sched_setparam 142 118, sched_setscheduler 144 119, sched
 seccomp 317 277, select 23 -, semctl 66 191, semget 64 190, semop 65 193, semtimedop 220 192,
 sendfile 40 71, sendmmsg 307 269, sendmsg 46 211, sendto 44 206, set_robust_list 273 99,
 set_tid_address 218 96, setfsgid 123 152, setfsuid 122 151, setgid 106 144, setgroups 116 159,
-setitimer 38 103, setpgid 109 154, setpriority 141 140, setregid 114 143, setresgid 119 149,
+setitimer 38 103, setpgid 109 154, setregid 114 143, setresgid 119 149,
 setresuid 117 147, setreuid 113 145, setrlimit 160 164, setsid 112 157, setsockopt 54 208,
 setuid 105 146, setxattr 188 5, setxattrat 463 463, shmat 30 196, shmctl 31 195, shmdt 67 197,
 shmget 29 194, shutdown 48 210, sigaltstack 131 132, signalfd 282 -, signalfd4 289 74,

@@ -182,6 +182,11 @@ class HostFacts(Record):
     git: GitLayout | None
     git_config: tuple[ConfigFile, ...]
     root_secrets: tuple[Match, ...]
+    # The directory of the user's own policy file, and whether it exists.
+    config_dir: str = ""
+    config_missing: bool = False
+    # What excludes of runs around the project have hidden.
+    former: tuple[Match, ...] = ()
     # Sockets that somebody outside has bound in a place that a sandbox may show.
     services: tuple[Match, ...] = ()
     # Control names of the project and of the profile's state.

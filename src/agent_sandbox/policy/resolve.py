@@ -220,6 +220,8 @@ def _claim_system(
             _show(claims, links, match, RO, "preset @base")
     for match in facts.root_secrets:
         _show(claims, [], match, EXCLUDE, "root-only secrets")
+    for match in facts.former:
+        _show(claims, [], match, EXCLUDE, "excluded by a run in a directory above")
     for match in facts.services:
         # connect(2) works on read-only mounts too: only a mask keeps a service from being reached.
         _show(claims, [], match, EXCLUDE, "socket of a service outside")
@@ -359,6 +361,12 @@ def _claim_rules(
         if not found and not rule.quiet and not (rule.level == RW and rule.pattern in held):
             notices.append(_missing(rule))
         for match in found:
+            if rule.quiet and match.links and _reaches_secrets(match.real, facts):
+                notices.append(
+                    f"'{rule.pattern}' ({rule.source}) is not shown: it is a link to secrets, "
+                    f"'{match.real}'"
+                )
+                continue
             stray = planted(match, writable)
             if stray is not None and rule.level != EXCLUDE:
                 _refuse_link(rule, match, stray, notices)
@@ -380,6 +388,17 @@ def _claim_rules(
                     source=rule.source,
                 )
             )
+
+
+def _reaches_secrets(real: str, facts: HostFacts) -> bool:
+    """Whether a path that a built-in rule was led to is, holds or lies in credentials."""
+    # Only for links, which are rare: an earlier run may have planted one in place of a toolchain.
+    from .secrets import HOME
+
+    home = facts.home.real
+    return paths.within(home, real) or any(
+        paths.within(real, home + path[1:]) or paths.within(home + path[1:], real) for path in HOME
+    )
 
 
 def _awaited(rules: Iterable[Rule], facts: HostFacts) -> tuple[str, ...]:
@@ -465,6 +484,15 @@ def _claim_mandatory(claims: Claims, facts: HostFacts, notices: list[str]) -> No
     for match in facts.own_code:
         own = Source(layer=MANDATORY, where="agent-sandbox's own code")
         claims.add(Entry(path=match.real, level=RO, kind=match.kind, exact=True, source=own))
+    if facts.config_dir:
+        # The user's own policy file needs no trust, so nobody inside may write one.
+        own = Source(layer=MANDATORY, where="agent-sandbox's own settings")
+        claims.add(
+            Entry(
+                path=facts.config_dir, level=RO, kind=DIR, exact=True, source=own,
+                special="hold" if facts.config_missing else "",
+            )
+        )  # fmt: skip
     source = Source(layer=MANDATORY, where="agent-sandbox's own state")
     claims.add(Entry(path=facts.state_dir, level=EXCLUDE, kind=DIR, exact=True, source=source))
 

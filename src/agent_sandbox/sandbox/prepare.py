@@ -73,7 +73,10 @@ def plan(request: Request) -> Prepared:
         return policy, facts, resolve(policy, facts)
 
     # Judged first: a file that may not ask for something must not stop the start in another way.
-    project = None if request.config is not None else _project_layer(layers)
+    project = _project_layer(layers)
+    if project is not None and request.config is not None and not _in(project.file, place.real):
+        # The user's own, from a place where no sandbox writes.
+        project = None
     below = [layer for layer in layers if layer.rank < model.PROJECT]
     asked = merge.widenings(project, below) if project is not None else []
     if project is not None and asked:
@@ -89,6 +92,10 @@ def plan(request: Request) -> Prepared:
 
 def _project_layer(layers: Sequence[decode.Layer]) -> decode.Layer | None:
     return next((layer for layer in layers if layer.rank == model.PROJECT), None)
+
+
+def _in(file: str, directory: str) -> bool:
+    return paths.within(os.path.realpath(file), directory)
 
 
 def _has_grants(policy: model.Policy) -> bool:
@@ -316,12 +323,7 @@ def has_limits(made: model.Plan) -> bool:
 def make_enforcer(made: model.Plan, uid: int, name: str) -> Enforcer | None:
     """The limits of a plan, or None. The module is loaded only when there is one."""
     if not has_limits(made):
-        if uid:
-            return None
-        # Root is exempt from the limit that holds everybody else.
-        from ..launch.guards import of_root
-
-        return of_root(made.limits, name)
+        return None
     from ..launch.limits import enforcer
 
     return enforcer(made.limits, uid=uid, name=name)

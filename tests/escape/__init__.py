@@ -1,0 +1,1 @@
+"""Attacks on real sandboxes: each is refused, and succeeds once a single protection is gone."""
