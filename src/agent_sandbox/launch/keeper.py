@@ -90,7 +90,11 @@ class Keeper:
             self._life = -1
 
     def dismiss(self) -> str:
-        """Wait for its end; returns the limit that it saw exceeded."""
+        """Wait until it has let go; returns the limit that it saw exceeded.
+
+        Its last act, in the kernel, is to take the mounts down, which may take tens of
+        milliseconds: nobody has to wait for that.
+        """
         self.end()
         said = b""
         if self._report >= 0:
@@ -99,7 +103,7 @@ class Keeper:
             os.close(self._report)
             self._report = -1
         if self._pid > 0:
-            os.waitpid(self._pid, 0)
+            os.waitpid(self._pid, os.WNOHANG)
             self._pid = 0
         return said.removeprefix(READY).decode("utf-8", "replace").strip()
 

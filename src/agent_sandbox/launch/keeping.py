@@ -64,9 +64,6 @@ class Post:
             self._measured["tmp-size"] = Flood(orders.tmp_bytes)
         if orders.processes:
             self._measured["pids"] = Crowd(orders.processes)
-        pauses = [MEASURE_EVERY] if self._measured else []
-        pauses += [LOOK_EVERY] if self._watching.fd < 0 and orders.duties else []
-        self._pause = int(min(pauses) * 1000) if pauses else None
         self._measured_at = time.monotonic()
 
     def hold(self, life: int) -> None:
@@ -76,17 +73,23 @@ class Post:
         if self._watching.fd >= 0:
             poller.register(self._watching.fd, select.POLLIN)
         while True:
-            events = poller.poll(self._pause)
+            events = poller.poll(self._pause())
             if any(fd == life for fd, _ in events):
                 return
             if events:
                 self._watching.heed()
-            elif self._watching.fd < 0:
+            elif self._watching.blind:
                 self._watching.look()
             now = time.monotonic()
             if self._measured and now - self._measured_at >= MEASURE_EVERY:
                 self._measured_at = now
                 self._measure()
+
+    def _pause(self) -> int | None:
+        """How long to wait for an event, in milliseconds."""
+        if self._watching.blind:
+            return int(LOOK_EVERY * 1000)
+        return int(MEASURE_EVERY * 1000) if self._measured else None
 
     def _measure(self) -> None:
         for name, measure in self._measured.items():

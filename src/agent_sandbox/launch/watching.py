@@ -28,7 +28,8 @@ ATTEMPTS = 5
 class Watching:
     """The duties of a keeper: (operation, path), and an inotify descriptor that tells of changes.
 
-    `fd` is -1 where no more watches are to be had; then `look` must be called from time to time.
+    `blind` is true where no more watches are to be had; then `look` must be called from time to
+    time. `fd` is -1 where there is none at all.
     """
 
     def __init__(self, duties: list[tuple[str, str]], table: int) -> None:
@@ -40,17 +41,13 @@ class Watching:
         for duty in duties:
             self._by_name[duty[1]] = duty
         self.fd = self._open()
+        self.blind = self.fd < 0 and bool(duties)
 
     def _open(self) -> int:
         try:
-            fd = syscall(self._init1, IN_NONBLOCK | IN_CLOEXEC)
+            return syscall(self._init1, IN_NONBLOCK | IN_CLOEXEC)
         except OSError:
             return -1
-        for directory in dict.fromkeys(paths.parent(path) for _, path in self._duties):
-            if not self._watch(fd, directory):
-                os.close(fd)
-                return -1
-        return fd
 
     def _watch(self, fd: int, directory: str) -> bool:
         """Watch a directory; False when there are no more watches for this user."""
@@ -68,8 +65,9 @@ class Watching:
         for _ in range(DEEPEST):
             # First the watches, then the look: what is made in a new directory is seen either way.
             if self.fd >= 0:
-                for directory in dict.fromkeys(paths.parent(path) for _, path in self._duties):
-                    self._watch(self.fd, directory)
+                directories = dict.fromkeys(paths.parent(path) for _, path in self._duties)
+                watched = [self._watch(self.fd, directory) for directory in directories]
+                self.blind = not all(watched)
             lost = joined.uncovered(self._mounts(), self._duties)
             # A directory that was replaced shows its lost children only when it is covered again.
             covered = [_cover(*duty) for duty in lost]

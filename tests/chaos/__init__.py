@@ -1,0 +1,1 @@
+"""Sandboxes whose processes are killed at random moments."""
