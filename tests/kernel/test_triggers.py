@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import must_work
-from kernel.conftest import World, end_group, toml
+from kernel.conftest import World, end_group, eventually, toml
 
 pytestmark = pytest.mark.kernel
 
@@ -358,3 +358,43 @@ print(box.run(["true"]).changes)
     assert done.stdout.splitlines() == [one] * 5 + ["()"]
     assert done.stderr == ""
     assert os.listdir(world.state / "scans" / "open") == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "use"),
+    [
+        ("rm -f .git/COMMIT_EDITMSG; ln -s {target} .git/COMMIT_EDITMSG", "commit -q --allow-empty -m x"),
+        ("rm -f .git/FETCH_HEAD; ln -s {target} .git/FETCH_HEAD", "fetch -q ."),
+        ("rm -f .git/logs/HEAD; ln -s {target} .git/logs/HEAD", "commit -q --allow-empty -m x"),
+    ],
+    ids=["message", "fetch", "log"],
+)  # fmt: skip
+def test_cannot_make_git_write_elsewhere(world: World, plant: str, use: str) -> None:
+    """Git outside writes through a link in its directory. Control: with !@git it does."""
+    git = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
+    world.outside(*git, "init", "-q")
+    world.outside(*git, "commit", "-q", "--allow-empty", "-m", "first")
+    target = world.write("~/profile", "mine\n")
+    world.sh(plant.format(target=target))
+    world.outside(*git, *use.split())
+    assert target.read_text() == "mine\n"
+    world.sh(plant.format(target=target), "-c", str(world.write("~/off.toml", OFF)))
+    world.outside(*git, *use.split())
+    assert target.read_text() != "mine\n"
+
+
+OFF = '[filesystem]\npresets = ["!@git"]\n'
+
+
+def test_cannot_plant_a_held_directory_that_was_removed_outside_unseen(world: World) -> None:
+    """`git clean -d` takes placeholders away: what is made in their place is named."""
+    script = (
+        "mkdir prep; echo '{\"tasks\": []}' > prep/tasks.json; touch go; "
+        "while [ -e .vscode ]; do sleep 0.01; done; mv prep .vscode; ls .vscode"
+    )
+    process = world.start("sh", "-c", script, stdout=-1, stderr=-1)
+    assert eventually(world.path("go").exists)
+    world.path(".vscode").rmdir()
+    out, err = process.communicate(timeout=30)
+    assert "tasks.json" in out
+    assert ".vscode/tasks.json" in err

@@ -302,11 +302,23 @@ def _context_sockets(config: str) -> list[str]:
                 text = file.read(65536).decode("utf-8", "replace")
         except OSError:
             continue
+        if "\\u" in text:
+            text = _unescaped(text)
         for piece in text.replace("\\/", "/").split("unix://")[1:]:
             path = piece.split('"', 1)[0]
-            if path.startswith("/"):
+            if path.startswith("/") and "\0" not in path:
                 found.append(path)
     return found
+
+
+def _unescaped(text: str) -> str:
+    """A JSON text without escapes; docker itself writes none, so the parser is loaded seldom."""
+    import json
+
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _docker_config(home: str, env: Mapping[str, str]) -> str:
@@ -377,7 +389,7 @@ def _services(locator: Locator, roots: Iterable[str]) -> tuple[Match, ...]:
     """
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+            lines = file.read().split("\n")
     except OSError:
         return ()
     wanted = []

@@ -15,11 +15,13 @@ from ..policy.triggers import (
     BARE,
     GIT,
     HOOKS,
+    LOGS,
     MODULES,
     QUIET,
     SAMPLE_SUFFIX,
     WORKSPACE_SUFFIX,
     context_below,
+    counts_links,
     enters,
     is_git,
     is_whole,
@@ -202,7 +204,7 @@ def _context_of(root: str) -> str:
 
 def _listed(path: str, context: str) -> Listing:
     """The context that a directory turns out to have, its sub-directories, the names that count."""
-    wants, whole = wanted(context), is_whole(context)
+    wants, whole, links = wanted(context), is_whole(context), counts_links(context)
     subs: list[str] = []
     names: list[str] = []
     with os.scandir(path) as scanned:
@@ -210,7 +212,12 @@ def _listed(path: str, context: str) -> Listing:
             name = item.name
             if item.is_dir(follow_symlinks=False):
                 subs.append(name)
-            elif whole or name in wants or name.endswith(WORKSPACE_SUFFIX):
+            elif (
+                whole
+                or name in wants
+                or name.endswith(WORKSPACE_SUFFIX)
+                or (links and item.is_symlink())
+            ):
                 names.append(name)
     if "HEAD" in names and not is_git(context):
         if context == MODULES:
@@ -223,7 +230,8 @@ def _listed(path: str, context: str) -> Listing:
 
 
 def _listing(context: str, subs: list[str], names: list[str]) -> Listing:
-    return context, tuple(subs), tuple([n for n in names if n != "HEAD"])
+    # Git replaces HEAD, and never writes through it; its record is another matter.
+    return context, tuple(subs), tuple([n for n in names if n != "HEAD" or context == LOGS])
 
 
 def _is_repository(path: str) -> bool:

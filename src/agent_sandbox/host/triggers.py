@@ -65,6 +65,9 @@ def area_of(plan: Plan) -> scan.Area:
     for mount in plan.mounts:
         if mount.file or mount.kind in ("pin", "symlink", "mask-file", "text", "device"):
             continue
+        if mount.kind == "hold" or mount.rule.startswith("preset @control"):
+            # Removed outside, it can be made anew inside before it is covered again.
+            continue
         own = mount.kind == "rw" and mount.source == mount.dest
         if own and not mount.rule.startswith("profile "):
             opened.add(mount.dest)
@@ -236,7 +239,9 @@ def _differs(
     was = before.items.get(path)
     if was is None:
         return True
-    if was[1] == item[1] and was[1][5] < settled:
+    # On tmpfs a page that is mapped can be written without a new time: what git acts on is
+    # compared by its content, always.
+    if was[1] == item[1] and was[1][5] < settled and not is_critical(item[0], path):
         return False
     old, new = before.text(path), read(path, item)
     texts[path] = new

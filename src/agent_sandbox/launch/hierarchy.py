@@ -58,11 +58,11 @@ class Group(Record):
 def hierarchies(mountinfo: str, membership: str) -> tuple[Hierarchy, ...]:
     """The hierarchies that are mounted and show our own group, from proc(5)'s two files."""
     own: dict[tuple[str, ...], str] = {}
-    for line in membership.splitlines():
+    for line in filter(None, membership.split("\n")):
         _, names, path = line.split(":", 2)
         own[tuple(name for name in names.split(",") if name)] = path
     found = []
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split("\n")):
         fields, _, filesystem = line.partition(" - ")
         kind, _, options = filesystem.split(" ", 2)
         if kind not in {"cgroup", "cgroup2"}:

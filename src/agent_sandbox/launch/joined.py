@@ -23,7 +23,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 # MOUNT_ATTR_RDONLY, _NOSUID, _NODEV
 SEALED = 1 | 2 | 4
-OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, 4, 0x10
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
 NS_GET_USERNS = 0xB701
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
@@ -74,7 +74,9 @@ def _wait_until_built(init: int) -> None:
         time.sleep(0.0002)
 
 
-def put(source: str, dest: str, *, sealed: bool, recursive: bool = False) -> None:
+def put(
+    source: str, dest: str, *, sealed: bool, recursive: bool = False, follow: bool = False
+) -> None:
     """Show a path of the sandbox at another place of it, or at its own; sealed: read-only.
 
     The mount is finished before it is anywhere to be seen. A bind that is made read-only
@@ -88,7 +90,8 @@ def put(source: str, dest: str, *, sealed: bool, recursive: bool = False) -> Non
             wanted = SEALED.to_bytes(8, "little") + bytes(24)
             how = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
             syscall(SYS_mount_setattr, tree, b"\0", how, wanted, len(wanted))
-        syscall(SYS_move_mount, tree, b"\0", AT_FDCWD, _raw(dest), MOVE_MOUNT_F_EMPTY_PATH)
+        onto = MOVE_MOUNT_F_EMPTY_PATH | (MOVE_MOUNT_T_SYMLINKS if follow else 0)
+        syscall(SYS_move_mount, tree, b"\0", AT_FDCWD, _raw(dest), onto)
     finally:
         os.close(tree)
 
@@ -104,8 +107,8 @@ def cover(operation: str, path: str) -> bool:
         if stat.S_ISLNK(mode):
             # mount(2) would follow it. Only what is hidden must be hidden wherever it went.
             if operation == MASK:
-                target = os.path.realpath(path)
-                _mask(target, is_directory=os.path.isdir(target))
+                # The kernel follows it, no further than forty links; not Python, which would.
+                _mask(path, is_directory=os.path.isdir(path), follow=True)
             return False
     except OSError:
         return False
@@ -116,7 +119,10 @@ def cover(operation: str, path: str) -> bool:
     return True
 
 
-def _mask(path: str, *, is_directory: bool) -> None:
+def _mask(path: str, *, is_directory: bool, follow: bool = False) -> None:
+    if follow and _is_masked(path):
+        # Whoever makes the same link again and again must not pile up mounts.
+        return
     if is_directory:
         mount = NUMBERS[os.uname().machine][1]
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -124,7 +130,15 @@ def _mask(path: str, *, is_directory: bool) -> None:
         return
     # A device on a mount without devices cannot be opened; nothing else in the namespace is sure
     # to be there as a source.
-    put("/dev/null", path, sealed=True)
+    put("/dev/null", path, sealed=True, follow=follow)
+
+
+def _is_masked(path: str) -> bool:
+    """Whether what is at a path is one of our masks: the null device, or an empty sealed tree."""
+    info = os.stat(path)
+    if not stat.S_ISDIR(info.st_mode):
+        return stat.S_ISCHR(info.st_mode)
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY) and not os.listdir(path)
 
 
 def make(operations: list[tuple[str, str, str]]) -> None:

@@ -43,8 +43,7 @@ def keep(init: int, orders: Orders, report: int, life: int) -> None:
     os.write(report, READY)
     try:
         post.hold(life)
-    except OSError:
-        # Something could not be covered again.
+    except Exception:  # noqa: BLE001 - whatever it is, nobody holds the mounts any more
         post.end("keeper")
 
 

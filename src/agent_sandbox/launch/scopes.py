@@ -85,7 +85,7 @@ class Scope(Enforcer):
 
     def _place(self, pid: int) -> str:
         text = read(f"{self._machine.proc}/{pid}/cgroup")
-        return next((self._mount + t[3:] for t in text.splitlines() if t.startswith("0::")), "")
+        return next((self._mount + t[3:] for t in text.split("\n") if t.startswith("0::")), "")
 
     def exceeded(self) -> str | None:
         """What the kernel counted in the scope."""

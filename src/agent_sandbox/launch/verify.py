@@ -43,7 +43,8 @@ class Entry(Record):
 def parse(table: str) -> list[Entry]:
     """The mounts of a namespace, in the order in which they were made."""
     found = []
-    for line in table.splitlines():
+    # Not splitlines: a name may hold what Python takes for an end of line, the kernel does not.
+    for line in table.split("\n"):
         fields = line.split(" ")
         if len(fields) > 5:
             attached = any(f.startswith(("shared:", "master:")) for f in fields[6:8])

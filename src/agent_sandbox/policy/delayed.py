@@ -12,12 +12,14 @@ from .triggers import (
     CLEANED,
     EVERYTHING,
     FORBIDDEN,
+    GIT,
     GIT_DIRECTORIES,
     GIT_FILES,
     HOOKS,
     INCLUDED,
     INFO,
     LISTED,
+    LOGS,
     MODULES,
     NOTABLE,
     QUARANTINED,
@@ -146,7 +148,7 @@ class _Judge:
     def link(self, path: str, item: Item) -> Finding | None:
         if _kind(item) != IS_LINK:
             return None
-        return self._forbidden(path, "a link in place of a directory of git's")
+        return self._forbidden(path, "a link through which git would write or read elsewhere")
 
     def pointer(self, path: str, item: Item) -> Finding | None:
         """A `.git` that is no directory."""
@@ -271,7 +273,7 @@ class _Judge:
 
 
 BY_CONTEXT: dict[str, Callable[[_Judge, str, Item], Finding | None]] = {
-    HOOKS: _Judge.hook, WORKTREES: _Judge.link, MODULES: _Judge.link,
+    HOOKS: _Judge.hook, WORKTREES: _Judge.link, MODULES: _Judge.link, LOGS: _Judge.link,
     INFO: _Judge.attributes, TODO: _Judge.todo, INCLUDED: _Judge.git_file,
 }  # fmt: skip
 
@@ -286,7 +288,7 @@ def _way(context: str, name: str) -> Callable[[_Judge, str, Item], Finding | Non
         return _Judge.pointer
     if is_git(context) and name in GIT_FILES:
         return _Judge.git_file
-    if is_git(context) and name in GIT_DIRECTORIES:
+    if context == GIT or (is_git(context) and name in GIT_DIRECTORIES):
         return _Judge.link
     return _Judge.other
 

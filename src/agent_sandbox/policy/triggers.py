@@ -42,10 +42,12 @@ INFO = "@info"
 TODO = "@todo"
 WORKTREES = "@worktrees"
 MODULES = "@modules"
+# The record of references: git appends to it, through a link as well.
+LOGS = "@logs"
 # A file that a repository's configuration includes.
 INCLUDED = "@included"
 
-CRITICAL = frozenset({GIT, HOOKS, INFO, WORKTREES, MODULES, INCLUDED})
+CRITICAL = frozenset({GIT, HOOKS, INFO, WORKTREES, MODULES, LOGS, INCLUDED})
 
 EVERYTHING = "*"
 WORKSPACE_SUFFIX = ".code-workspace"
@@ -57,7 +59,7 @@ LINK_MARK = b"\0link\0"
 GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
 GIT_DIRECTORIES = {
     "hooks": HOOKS, "info": INFO, "worktrees": WORKTREES, "modules": MODULES,
-    "rebase-merge": TODO, "rebase-apply": TODO, "sequencer": TODO,
+    "rebase-merge": TODO, "rebase-apply": TODO, "sequencer": TODO, "logs": LOGS,
 }  # fmt: skip
 TODO_FILES = frozenset({"git-rebase-todo", "todo"})
 QUIET_DIRECTORIES = ("node_modules", "site-packages")
@@ -190,6 +192,7 @@ WANTED: dict[str, frozenset[str]] = {
     GIT: GIT_FILES | frozenset(GIT_DIRECTORIES),
     INFO: frozenset({"attributes"}),
     TODO: TODO_FILES,
+    LOGS: frozenset(),
 }
 # Where each name counts.
 WHOLE = frozenset(
@@ -219,6 +222,11 @@ def is_git(context: str) -> bool:
     return context == GIT or context.endswith(BARE)
 
 
+def counts_links(context: str) -> bool:
+    """Whether every link in a directory matters: git outside would write through it."""
+    return is_git(context) or context == LOGS
+
+
 def enters(context: str, name: str) -> bool:
     """Whether a sub-directory is looked into. In a git directory only where something acts."""
     if context == GIT:
@@ -235,8 +243,8 @@ def context_below(context: str, name: str) -> str:
     if is_git(context) and name in GIT_DIRECTORIES:
         return GIT_DIRECTORIES[name]
     context = context.removesuffix(BARE)
-    if context == WORKTREES:
-        return GIT
+    if context in (WORKTREES, LOGS):
+        return GIT if context == WORKTREES else LOGS
     inner = f"{context}/{name}"
     if inner in TABLE:
         return inner
