@@ -149,6 +149,11 @@ class Sandboxed:
         except ProcessLookupError:
             return
 
+    def finish(self) -> None:
+        """Kill what is left when bwrap itself has gone; never by a number that may be reused."""
+        if self._handle >= 0:
+            self.kill()
+
     def join(self, seconds: float = 5.0) -> None:
         """Wait until the last process inside is gone, so that clean-up races with nobody."""
         if self._handle < 0:
@@ -258,6 +263,8 @@ def run(
         raise
     release(descriptors)
     outcome = _Watch(sandboxed, signals, timeout, enforcer, kept).until_end()
+    # bwrap may have been killed before it had tied its child's life to its own.
+    sandboxed.finish()
     sandboxed.join()
     kept.end()
     terminal.take_back(killed=outcome.code >= EXIT_TIMEOUT)

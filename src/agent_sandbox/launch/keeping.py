@@ -39,20 +39,32 @@ def _forget_files() -> None:
 def keep(init: int, orders: Orders, report: int, life: int) -> None:
     """Finish the sandbox's mounts, say so, and hold them until the supervisor lets go."""
     _forget_files()
-    post = Post(init, orders, report)
-    os.write(report, READY)
+    handle = os.pidfd_open(init)
     try:
-        post.hold(life)
-    except Exception:  # noqa: BLE001 - whatever it is, nobody holds the mounts any more
-        post.end("keeper")
+        post = Post(init, orders, report, handle)
+        os.write(report, READY)
+        try:
+            post.hold(life)
+        except Exception:  # noqa: BLE001 - whatever it is, nobody holds the mounts any more
+            post.end("keeper")
+    finally:
+        # When the supervisor lets go, the sandbox is dead; when it was killed, it must be.
+        _kill(handle)
+
+
+def _kill(handle: int) -> None:
+    try:
+        _signal.pidfd_send_signal(handle, _signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 class Post:
     """A keeper at its place: it has joined the sandbox and made what it had to make."""
 
-    def __init__(self, init: int, orders: Orders, report: int) -> None:
+    def __init__(self, init: int, orders: Orders, report: int, handle: int) -> None:
         self._report = report
-        self._handle = os.pidfd_open(init)
+        self._handle = handle
         table = joined.join(init)
         joined.make(list(orders.bulk))
         self._watching = Watching(list(orders.duties), table)
@@ -100,4 +112,4 @@ class Post:
     def end(self, why: str) -> None:
         """End the sandbox, and tell the supervisor why."""
         os.write(self._report, f"{why}\n".encode())
-        _signal.pidfd_send_signal(self._handle, _signal.SIGKILL)
+        _kill(self._handle)

@@ -161,6 +161,8 @@ class Process:
             code = EXIT_SIGNAL_BASE - code
         if self._space is None:
             return code
+        # bwrap may have been killed before it had tied its child's life to its own.
+        self._sandboxed.finish()
         self._sandboxed.join()
         if self._enforcer is not None:
             self.exceeded = self.exceeded or self._enforcer.exceeded() or ""
