@@ -108,8 +108,9 @@ def test_a_socket_in_the_project_is_reachable_when_it_is_no_engine(
     """The control: connect() works through a bind mount, whatever its flags."""
     world.runner.own(short)
     engine = serve(world, engines, short / "s")
-    assert connect(world, [engine.path], "--ro", str(short)) == ["reached engine"]
-    assert connect(world, [engine.path], "--network=off", "--rw", str(short)) == ["reached engine"]
+    named = ("--ro", str(short), "--ro", str(engine.path))
+    assert connect(world, [engine.path], *named) == ["reached engine"]
+    assert connect(world, [engine.path], "--network=off", *named) == ["reached engine"]
 
 
 @pytest.mark.parametrize("level", ["--ro", "--rw"])
@@ -153,7 +154,8 @@ def test_cannot_reach_an_engine_inside_the_project(
     )
     assert done.stdout.splitlines() == ["pinned", "refused", "refused"], done.stderr
     assert os.listdir(world.project) == ["d.sock"]
-    control = world.sandbox("/usr/bin/python3", "-c", script + CONNECT, str(engine.path))
+    named = ("--rw", str(engine.path))
+    control = world.sandbox(*named, "/usr/bin/python3", "-c", script + CONNECT, str(engine.path))
     assert control.stdout.splitlines()[0] == "reached engine", control.stderr
 
 

@@ -164,7 +164,7 @@ CHANGES = {
     "planted": lambda: put(resolve, "planted", nothing),
     "trust": lambda: put(prepare, "_require_trust", nothing),
     "bwrap": lambda: put(tools, "find_bwrap", first_bwrap),
-    "services": lambda: put(facts, "_services", lambda _: ()),
+    "services": lambda: put(facts, "_services", lambda *_: ()),
     "engines": lambda: put(facts, "_engine_sockets", lambda *_: ()),
     "landlock": lambda: put(landlock, "restrict", lambda _: False),
     "pids": lambda: options(shared_pids),

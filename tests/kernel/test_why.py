@@ -97,7 +97,8 @@ def test_why_says_that_a_socket_can_be_connected_to(world: World) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{here}/s")
         os.close(here)
-        assert "can be connected to" in ask(world, "s")["detail"]
+        assert ask(world, "s")["detail"] == "hidden"
+        assert "can be connected to" in ask(world, "--rw", "s", "s")["detail"]
 
 
 def test_why_without_a_target_is_an_error(world: World) -> None:
