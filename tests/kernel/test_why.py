@@ -98,7 +98,7 @@ def test_why_says_that_a_socket_can_be_connected_to(world: World) -> None:
         server.bind(f"/proc/self/fd/{here}/s")
         os.close(here)
         assert ask(world, "s")["detail"] == "hidden"
-        assert "can be connected to" in ask(world, "--rw", "s", "s")["detail"]
+        assert "can be connected to" in ask(world, "s", "--rw", "s")["detail"]
 
 
 def test_why_without_a_target_is_an_error(world: World) -> None:
