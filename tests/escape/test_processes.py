@@ -205,7 +205,7 @@ STAYING = (
     Attack(
         name="orphan-of-a-killed-supervisor", invariant=8, what="kill -9 from outside",
         drive=killed_supervisor, script="setsid sleep $mark & sleep $mark", escaped=orphans,
-        without="die with parent",
+        without="die with parent + keeper ends an orphan",
     ),
     Attack(
         name="ignore-the-timeout", invariant=8, what="SIGTERM has no effect", drive=patient,

@@ -92,6 +92,11 @@ def _() -> None:
     drop_options("--die-with-parent")
 
 
+@protection("keeper ends an orphan")
+def _() -> None:
+    put("launch.keeping", "_kill", lambda _: None)
+
+
 @protection("network namespace")
 def _() -> None:
     of_plan(lambda plan: plan.replace(network=True))
