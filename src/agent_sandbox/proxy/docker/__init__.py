@@ -1,0 +1,1 @@
+"""The Docker filter's process: sockets, streams, audit and clean-up around `policy.docker`."""

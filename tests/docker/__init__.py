@@ -1,0 +1,1 @@
+"""The Docker filter: before a recording engine, and before a real one."""
