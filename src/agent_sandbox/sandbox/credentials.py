@@ -1,0 +1,211 @@
+"""Reads the values of secrets, outside, and hands them to the proxy alone.
+
+The command gets placeholders. A value is never in an argument, a variable, a file or a message: it
+goes from its source into our memory, and through a file in memory into the proxy's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from ..errors import HostError, reason
+from ..host import libraries
+from ..policy import credentials, explain, paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..policy.credentials import Secret
+    from ..policy.model import Plan
+
+# Somebody may have to type a passphrase.
+COMMAND_SECONDS = 120.0
+MAX_BYTES = 64 << 10
+MAX_CERTIFICATES = 4 << 20
+
+
+def hand_out(
+    made: Plan, env: Mapping[str, str], home: str, argv: Sequence[str]
+) -> tuple[Plan, Mapping[str, object]]:
+    """The plan with placeholders in its variables, and what the proxy is told besides."""
+    shown = dict(made.env)
+    rows = []
+    values = []
+    for one in made.secrets:
+        value = _value(one, made, env, home)
+        problem = credentials.problem_of(value)
+        if problem:
+            raise _unreadable(one, problem)
+        stand_in = credentials.placeholder(value, _choose)
+        if one.variable in shown:
+            shown[one.variable] = stand_in
+        rows.append(_row(one, stand_in, value))
+        values.append((one, value))
+    for one, value in values:
+        seen = credentials.exposed(value, shown, argv)
+        if seen:
+            raise HostError(
+                f"cannot keep secret '{one.name}' outside: {seen}",
+                hint=f"take it out there; the command has ${one.variable}, which stands for it",
+                code="secret-visible",
+            )
+    outside: dict[str, object] = {"secrets": rows, "ca": _certificates(made, home)}
+    if credentials.intercepted(made.secrets):
+        outside["library"] = _library(made)
+    return made.replace(env=shown), outside
+
+
+def _row(one: Secret, stand_in: str, value: str) -> dict[str, object]:
+    same = {name: getattr(one, name) for name in ("host", "port", "header", "format", "base_port")}
+    return {**same, "placeholder": stand_in, "value": value}
+
+
+def _choose(alphabet: str) -> str:
+    return alphabet[int.from_bytes(os.urandom(8)) % len(alphabet)]
+
+
+def _value(one: Secret, made: Plan, env: Mapping[str, str], home: str) -> str:
+    if one.kind == credentials.ENV:
+        return env.get(one.origin[0], "").strip()
+    try:
+        if one.kind == credentials.FILE:
+            raw = _read(_expanded(one.origin[0], home), MAX_BYTES)
+        else:
+            raw = _output(one, made, env)
+    except OSError as error:
+        raise _unreadable(one, f"{one.origin[0]}: {reason(error)}") from None
+    return raw.decode("ascii", "replace").strip()
+
+
+def _expanded(path: str, home: str) -> str:
+    return home + path[1:] if path.startswith("~") else path
+
+
+def _read(path: str, most: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def _unreadable(one: Secret, why: str) -> HostError:
+    return HostError(
+        f"cannot read secret '{one.name}': {why}",
+        hint=f"look at [[secret]] in your policy file ({one.where}), or take its host out of the "
+        "allow-list: then it is not read",
+        code="no-secret",
+    )
+
+
+# --- a program that prints the value
+
+
+def _output(one: Secret, made: Plan, env: Mapping[str, str]) -> bytes:
+    """What a program prints. It runs in `/`: no file of the project may tell it what to do."""
+    program = _program(one.origin[0], made, env)
+    if not program:
+        why = f"no program '{one.origin[0]}' is where the command cannot write"
+        raise _unreadable(one, why)
+    mine, theirs = os.pipe()
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, theirs, 1),
+    ]  # fmt: skip
+    argv = ["sh", "-c", 'cd / && exec "$@"', "sh", program, *one.origin[1:]]
+    try:
+        pid = os.posix_spawn("/bin/sh", argv, dict(env), file_actions=actions, setsigmask=())
+    finally:
+        os.close(theirs)
+    try:
+        said = _until_end(mine)
+        if said is None:
+            os.kill(pid, 9)
+    finally:
+        os.close(mine)
+    failed = _wait(pid)
+    if said is None:
+        raise _unreadable(one, f"'{program}' did not end within {COMMAND_SECONDS:.0f} s")
+    if failed:
+        raise _unreadable(one, f"'{program}' ended with {failed}")
+    return said
+
+
+def _program(name: str, made: Plan, env: Mapping[str, str]) -> str:
+    """Where a program is, unless a sandbox could have put it there."""
+    places = env.get("PATH", "/usr/bin:/bin").split(":") if "/" not in name else [""]
+    for place in places:
+        path = f"{place}/{name}" if place else name
+        real = os.path.realpath(path)
+        found = path.startswith("/") and os.access(path, os.X_OK) and not os.path.isdir(real)
+        # The file itself, and the directory in which it, or a link to it, could be put.
+        doubtful = (real, os.path.dirname(real), os.path.realpath(place or os.path.dirname(path)))
+        if found and not any(_is_writable(made, one) for one in doubtful):
+            return path
+    return ""
+
+
+def _is_writable(made: Plan, path: str) -> bool:
+    """Whether the command could have written a path of the host."""
+    return explain.look_up(made, path).level == "rw" or paths.within(path, made.project)
+
+
+def _until_end(fd: int) -> bytes | None:
+    """All that comes, or None if it takes too long or is too much."""
+    said = b""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    deadline = time.monotonic() + COMMAND_SECONDS
+    while poller.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            return said
+        said += chunk
+        if len(said) > MAX_BYTES:
+            return None
+    return None
+
+
+def _wait(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        # A library's host program waits for any child of its own, and has taken it.
+        return 0
+
+
+# --- certificates
+
+
+def _certificates(made: Plan, home: str) -> str:
+    """The text of `network.ca`."""
+    if not made.network_ca:
+        return ""
+    path = _expanded(made.network_ca, home)
+    try:
+        text = _read(path, MAX_CERTIFICATES).decode("ascii", "ignore")
+        why = "" if "-----BEGIN CERTIFICATE-----" in text else "no certificate in PEM is in it"
+    except OSError as error:
+        text, why = "", reason(error)
+    if not why and _is_writable(made, os.path.realpath(path)):
+        why = "the command can write it, and would decide who is trusted"
+    if why:
+        raise HostError(
+            f"cannot use network.ca '{path}': {why}",
+            hint="name a file with certificates in PEM, outside of the project",
+            code="bad-ca",
+        )
+    return text
+
+
+def _library(made: Plan) -> str:
+    found = libraries.find(lambda path: not _is_writable(made, path))
+    if not found:
+        names = ", ".join(one.name for one in made.secrets if not one.base_url)
+        raise HostError(
+            f"cannot use secrets without base-url ({names}): the library 'cryptography', which "
+            "makes certificates, is not installed",
+            hint="pip install 'agent-sandbox[secrets]' (or your system's python3-cryptography), or "
+            "give the secret a base-url",
+            code="no-cryptography",
+        )
+    return found

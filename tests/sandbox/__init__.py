@@ -1,0 +1,1 @@
+"""Tests of agent_sandbox.sandbox."""
