@@ -5,12 +5,16 @@ DEV := .venv-dev
 PY := $(DEV)/bin/python
 # The system's own first: the tests' unprivileged user must be able to read the interpreter.
 PYTHON := /usr/bin/python3 python3.13 python3.12 python3.11 python3
-PROGRAMS := bwrap git tmux valgrind dockerd docker zsh fish
-PACKAGES := bubblewrap git tmux valgrind docker.io zsh fish python3 python3-venv linux-libc-dev
+PROGRAMS := bwrap git tmux valgrind dockerd docker zsh fish busybox docker-compose ip curl openssl ssh sshd
+PACKAGES := bubblewrap git tmux valgrind docker.io docker-compose busybox-static zsh fish python3 python3-venv linux-libc-dev \
+    iproute2 curl openssl openssh-client openssh-server python3-pip python3-requests python3-httpx
 # Large: what `make test-runtimes` runs inside sandboxes.
-RUNTIMES := node gcc cmake go cargo javac chromium gdb strace
-RUNTIME_PACKAGES := nodejs gcc libc6-dev make cmake golang-go cargo default-jdk-headless chromium gdb strace
+RUNTIMES := node npm gcc cmake go cargo javac chromium gdb strace
+RUNTIME_PACKAGES := nodejs npm gcc libc6-dev make cmake golang-go cargo default-jdk-headless chromium gdb strace
 ARGS :=
+RUNTIME_TESTS := tests/kernel/test_runtimes.py tests/kernel/test_network_clients.py
+# They start a dockerd of their own, as root.
+ENGINE_TESTS := tests/docker tests/compose/test_started.py
 # For `make fuzz` and `make chaos`: how long, how many, and the seed to begin with (empty: any).
 SECONDS := 120
 RUNS := 240
@@ -34,13 +38,17 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: test
-test: dev ## install what tests need and run all of them but the next
-	@$(PY) -m pytest -n 2 --ignore=tests/kernel/test_runtimes.py $(ARGS)
+test: dev ## install what tests need and run all of them but the next two
+	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS)) $(ARGS)
+
+.PHONY: test-docker
+test-docker: dev ## start a container engine, and run what needs one
+	@$(PY) -m pytest -n 2 $(ENGINE_TESTS) $(ARGS)
 
 .PHONY: test-runtimes
 test-runtimes: dev ## install language runtimes and a browser, and run them in sandboxes
 	@$(MAKE) --no-print-directory deps PROGRAMS='$(RUNTIMES)' PACKAGES='$(RUNTIME_PACKAGES)'
-	@$(PY) -m pytest -n 2 tests/kernel/test_runtimes.py $(ARGS)
+	@$(PY) -m pytest -n 2 $(RUNTIME_TESTS) $(ARGS)
 
 .PHONY: fuzz
 fuzz: dev ## feed random input to everything that parses; SECONDS=600 for longer, SEED=n again
@@ -63,6 +71,8 @@ bench: dev ## what a start costs, next to bare bwrap
 	@$(PY) bench/launch.py
 	@$(PY) bench/scan.py
 	@$(PY) bench/saves.py
+	@$(PY) bench/docker.py
+	@$(PY) bench/network.py
 
 .PHONY: docs-test
 docs-test: dev ## the documentation says what the code does

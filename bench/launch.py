@@ -57,6 +57,8 @@ def rows(work: Path) -> dict[str, Callable[[], None]]:
         "python -c pass": spawn([python, "-c", "pass"], plain),
         "python -I -S -c pass": spawn([python, "-I", "-S", "-c", "pass"], plain),
         "agent-sandbox true": spawn([launcher, "true"], plain),
+        "agent-sandbox --network=off true": spawn([launcher, "--network=off", "true"], plain),
+        "agent-sandbox --network=allow true": spawn([launcher, "--network=allow", "true"], plain),
         "agent-sandbox true (JSON policy)": spawn([launcher, "true"], with_json),
         "agent-sandbox true (TOML policy)": spawn([launcher, "true"], with_toml),
         "library run(['true'])": lambda: _check(sandbox.run(["true"]).code),
@@ -108,6 +110,8 @@ def main() -> None:
     both = best["python -c pass"] + bare
     print()
     print(f"agent-sandbox true / (python + bwrap): {best['agent-sandbox true'] / both:.2f}")
+    off, allow = (best[f"agent-sandbox --network={mode} true"] for mode in ("off", "allow"))
+    print(f"network allow - off: {(allow - off) * 1000:.1f} ms (bar: 30)")
     lib = best["library run(['true'])"]
     print(f"library / bwrap: {lib / bare:.2f}")
 

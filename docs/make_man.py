@@ -179,7 +179,9 @@ def sandboxctl() -> str:
         "Show the version.",
         ".SH EXIT STATUS",
         "0 on success, 125 on an error. \\fBdoctor\\fR ends with 1 when a check failed,",
-        "\\fBselftest\\fR when an attempt escaped or was not made.",
+        "\\fBselftest\\fR when an attempt escaped or was not made, \\fBcompose check\\fR",
+        "when there are findings, \\fBcompose verify\\fR when an attack got through or was not",
+        "tried.",
         ".SH SEE ALSO",
         "\\fBagent\\-sandbox\\fR(1)",
     ]

@@ -31,11 +31,17 @@ KINDS = {
     settings.CHOICE: "one of the values",
     settings.NAME: "name",
     settings.PATHS: "list of paths or globs",
+    settings.HOSTS: "list of [rules](network.md#rules)",
+    settings.PORTS: "list of [ports](network.md#publishing-a-port)",
+    settings.IMAGES: "list of names of images, with `*`",
     settings.PRESETS: "list of `@name` or `!@name`",
     settings.NAMES: "list of variable names",
     settings.TABLE: "table of strings",
     settings.SIZE: "number of bytes, or text such as `512M`, `4G`",
     settings.COUNT: "whole number above zero",
+    settings.FILE: "path that begins with `/` or `~/`",
+    settings.SECRETS: "tables: [`[[secret]]`](network.md#secrets)",
+    settings.BUDGETS: "tables: [`[[budget]]`](network.md#budgets)",
     settings.DURATION: "number of seconds, or text such as `90`, `10m`, `2h`",
 }
 

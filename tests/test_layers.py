@@ -12,12 +12,12 @@ import agent_sandbox
 PACKAGE = Path(agent_sandbox.__file__).parent
 # From the lowest line to the highest.
 LINES = (
-    ("errors", "record"), ("policy",), ("host",), ("launch",), ("proxy",), ("sandbox",),
-    ("service",), ("cli",), ("__main__",),
+    ("errors", "record"), ("policy",), ("compose",), ("host",), ("launch",), ("proxy",),
+    ("sandbox",), ("service",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, line in enumerate(LINES) for name in line}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
-# `policy` decides; it may not look, wait, or start anything.
+# `policy` and `compose` decide; they may not look, wait, or start anything.
 IMPURE = {
     "os", "posix", "sys", "io", "time", "datetime", "subprocess", "socket", "signal", "_signal",
     "pathlib", "shutil", "tempfile", "glob", "random", "secrets", "threading", "_thread",
@@ -68,7 +68,7 @@ def test_every_module_stands_on_a_line_of_the_design(path: Path) -> None:
     assert dotted(path)[0] in RANK
 
 
-PURE = [p for p in MODULES if dotted(p)[0] in ("policy", "errors", "record")]
+PURE = [p for p in MODULES if dotted(p)[0] in ("policy", "compose", "errors", "record")]
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: ".".join(dotted(p)))

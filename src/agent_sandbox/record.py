@@ -21,16 +21,22 @@ else:
 class RecordType(type):
     """Turns annotations into fields and defaults."""
 
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> RecordType:
-        """Make the class."""
-        own = tuple(k for k in namespace.get("__annotations__", ()) if not k.startswith("__"))
-        defaults = {k: namespace.pop(k) for k in own if k in namespace}
-        inherited: tuple[str, ...] = ()
+    if TYPE_CHECKING:
+        __fields__: tuple[str, ...]
+        __defaults__: dict[str, Any]
+
+    def __new__(
+        mcls, name: str, bases: tuple[RecordType, ...], namespace: dict[str, Any]
+    ) -> RecordType:
+        """Make the class. Dozens are made at every start."""
+        fields: tuple[str, ...] = tuple(namespace.get("__annotations__", ()))
+        defaults = {k: namespace.pop(k) for k in fields if k in namespace}
         for base in bases:
-            inherited += getattr(base, "__fields__", ())
-            defaults = {**getattr(base, "__defaults__", {}), **defaults}
-        namespace["__fields__"] = inherited + own
-        namespace["__names__"] = frozenset(inherited + own)
+            if base.__fields__:
+                fields = base.__fields__ + fields
+                defaults = {**base.__defaults__, **defaults}
+        namespace["__fields__"] = fields
+        namespace["__names__"] = frozenset(fields)
         namespace["__defaults__"] = defaults
         return super().__new__(mcls, name, bases, namespace)
 

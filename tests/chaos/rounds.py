@@ -26,7 +26,8 @@ os.environ["AGENT_SANDBOX_CHAOS_SEED"] = str(SEED)
 RUNS = int(os.environ.get("AGENT_SANDBOX_CHAOS_RUNS") or 240)
 # Enough for a command's ten seconds of grace.
 END_SECONDS = 30.0
-GONE_SECONDS = 5.0
+# The kernel takes as long as it needs to take a dying process apart.
+GONE_SECONDS = 15.0
 EXIT = 7
 
 # Fills /tmp with what is hard to remove, leaves a process behind, and tries what must not work.
@@ -156,12 +157,14 @@ class Chaos:
 
     def _strike(self, dice: random.Random, process: subprocess.Popen[str]) -> str:
         """Wait for a moment and signal somebody; says whom and how."""
-        stage = dice.choice(("time", "workspace", "child", "child"))
+        stage = dice.choice(("time", "workspace", "child", "child", "command"))
         base = set(self.world.workspaces())
         if stage == "workspace":
             eventually(lambda: set(self.world.workspaces()) - base or process.poll() is not None)
         elif stage == "child":
             eventually(lambda: processes.descendants(process.pid) or process.poll() is not None)
+        elif stage == "command":
+            eventually(lambda: self._has_command(process) or process.poll() is not None)
         delay = dice.uniform(0, self.span if stage == "time" else dice.choice((0.01, 0.1)))
         time.sleep(delay)
         self.seen.update(self.world.workspaces())
@@ -174,6 +177,10 @@ class Chaos:
                 time.sleep(dice.uniform(0, 0.05))
         self.victims[role if hit else "nobody, too late"] += 1
         return f"{name} {role} {delay * 1000:.1f} ms after {stage}"
+
+    def _has_command(self, process: subprocess.Popen[str]) -> bool:
+        below = processes.descendants(process.pid)
+        return any(processes.role(pid, process.pid) == processes.COMMAND for pid in below)
 
     def _victims(
         self, dice: random.Random, process: subprocess.Popen[str]

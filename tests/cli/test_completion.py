@@ -47,6 +47,9 @@ def test_every_flag_and_verb_is_offered(name: str) -> None:
     ("words", "expected"),
     [
         ("agent-sandbox --net", "--network"),
+        ("agent-sandbox --network = pub", "public"),
+        ("agent-sandbox --network = le", "learn"),
+        ("agent-sandbox --pub", "--publish"),
         ("agent-sandbox --home pri", "private"),
         ("agent-sandbox --profile cla", "claude"),
         ("sandboxctl doc", "doctor"),

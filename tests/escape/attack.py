@@ -47,8 +47,8 @@ PYTHON = "/usr/bin/python3"
 REFUSED = 125
 SECONDS = 30.0
 LAUNCHER = (
-    "__init__.py", "patching.py", "protections.py", "weaken.py", "without_authority.py",
-    "without_files.py",
+    "__init__.py", "patching.py", "protections.py", "weak_proxy.py", "weaken.py",
+    "without_authority.py", "without_files.py", "without_network.py",
 )  # fmt: skip
 # Project files beyond this size are no place where a script would put a secret.
 MAX_BYTES = 1 << 20

@@ -7,7 +7,10 @@ make a rare moment happen in every run, the control's and the others.
 
 from __future__ import annotations
 
-from escape import without_authority, without_files
+from escape import without_authority, without_files, without_network
 from escape.patching import CONDITIONS, INTERPRETER, PROTECTIONS
 
-__all__ = ["CONDITIONS", "INTERPRETER", "PROTECTIONS", "without_authority", "without_files"]
+__all__ = [
+    "CONDITIONS", "INTERPRETER", "PROTECTIONS", "without_authority", "without_files",
+    "without_network",
+]  # fmt: skip

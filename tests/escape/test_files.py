@@ -149,7 +149,7 @@ WRITES = (
     Attack(
         name="modes-of-device-nodes", invariant=2, what="close /dev/null for everybody",
         who=(ROOT,), setup=host_devices, script="chmod 600 /dev/null /dev/zero /dev/urandom",
-        without="private device nodes",
+        without="sealed device nodes",
     ),
     Attack(
         name="make-a-device-node", invariant=2, what="a node of a disk in the project",

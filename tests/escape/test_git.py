@@ -173,6 +173,13 @@ ATTACKS = (
         script=f"mv .git x; cp -r x .git; {FSMONITOR} >> .git/config", without="pins + quarantine",
     ),
     Attack(
+        name="replace-the-hooks-directory", invariant=9, what="mv .git x; cp -r x .git, and a hook",
+        setup=repository, host=commit,
+        script=f"mv .git x; cp -r x .git; {HOOK} > .git/hooks/post-commit;"
+        " chmod +x .git/hooks/post-commit",
+        without="pins + quarantine",
+    ),
+    Attack(
         name="git-file-for-a-directory", invariant=9, what="move .git away, point elsewhere",
         setup=repository, host=look,
         script=f"{OWN_REPOSITORY} mv .git x; own e; echo 'gitdir: e' > .git",

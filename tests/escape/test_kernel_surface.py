@@ -149,22 +149,27 @@ def handle(scene: Scene) -> None:
     scene.facts["handle"] = found.raw.hex()
 
 
-def uncovering(name: str, what: str, script: str, *, who: str, invariant: int = 3) -> Attack:
+def uncovering(
+    name: str, what: str, script: str, *, who: str, invariant: int = 3, more: str = ""
+) -> Attack:
     """An attack on the mounts by somebody who is allowed to mount."""
     writes = invariant == 2
     return Attack(
         name=f"{name}-by-{who}", invariant=invariant, what=what, who=(who,), python=True,
         setup=guard("fixed/file") if writes else hide(".env"),
         flags=("--ro", "fixed") if writes else EXCLUDED, script=LIBC + script,
-        without=CAPABLE[who],
+        without=CAPABLE[who] + more,
     )  # fmt: skip
 
+
+# The keeper soon covers again what was uncovered, be it from inside.
+COVERED_AGAIN = " + watched names"
 
 MOUNTS = tuple(
     attack
     for who in BOTH
     for attack in (
-        uncovering("unmount-a-mask", "umount, then read", UNMOUNT, who=who),
+        uncovering("unmount-a-mask", "umount, then read", UNMOUNT, who=who, more=COVERED_AGAIN),
         uncovering("look-under-a-mask", "bind the directory alone elsewhere", BIND, who=who),
         uncovering("clone-the-tree", "open_tree(2), without its mounts", CLONE_TREE, who=who),
         uncovering("remount-writable", "mount -o remount,rw", REMOUNT, who=who, invariant=2),

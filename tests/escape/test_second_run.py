@@ -137,7 +137,9 @@ ATTACKS = (
     ),
     Attack(
         name="swap-while-another-starts", invariant=1, what="a link between plan and mounts",
-        setup=racing, host=put_back, conditions=(BESIDE,), flags=("--ro", "a/.ssh"),
+        setup=racing, host=put_back, conditions=(BESIDE,),
+        # Nested: bwrap makes these mounts itself, and follows links.
+        flags=("--ro", "a", "--rw", "a/.ssh"),
         script="cat $home/.ssh/id; echo evil > $home/.ssh/id", may_stop=(1, 2),
         without="check of the built root",
     ),

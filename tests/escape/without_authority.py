@@ -270,12 +270,12 @@ def _() -> None:
         except (OSError, RecursionError):
             return
 
-    put("launch.workspace", "remove_tree", tolerant)
+    put("launch.sweeping", "remove_tree", tolerant)
 
 
 @protection("sweep")
 def _() -> None:
-    put("launch.workspace", "sweep", lambda _: 0)
+    put("launch.sweeping", "sweep", lambda _: 0)
 
 
 @protection("reports through no link")
@@ -317,6 +317,11 @@ def _() -> None:
 @protection("size of /tmp")
 def _() -> None:
     of_plan(lambda plan: plan.replace(limits=plan.limits.replace(tmp_size=None)))
+
+
+@protection("half of the descriptors")
+def _() -> None:
+    put("launch.guards", "_halve_descriptors", nothing)
 
 
 @protection("default limits")

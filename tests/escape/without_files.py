@@ -75,6 +75,8 @@ def _() -> None:
     own = module("launch.verify").OWN
     put("launch.verify", "OWN", own | {"/dev/shm", "/dev/mqueue", "/dev/hugepages"})
     of_options(change)
+    # They are no mounts of their own then.
+    drop_mounts(lambda m: m.kind == "seal" and m.dest.startswith("/dev/"))
 
 
 @protection("held names")
@@ -117,10 +119,17 @@ def _() -> None:
     drop_mounts(lambda m: m.dest == "/proc/1")
 
 
-@protection("private device nodes")
+@protection("sealed device nodes")
 def _() -> None:
-    # A stand-in for the host's /dev: the control must not harm the real one.
-    put("launch.workspace", "devices", lambda _: os.environ["AGSBX_HOST_DEVICES"])
+    # Stand-ins for the host's nodes: the control must not harm the real ones.
+    place = os.environ["AGSBX_HOST_DEVICES"]
+
+    def opened(mount: Any) -> Any:
+        if mount.kind != "seal" or not mount.dest.startswith("/dev/"):
+            return mount
+        return mount.replace(kind="rw", level="rw", source=place + mount.dest[len("/dev") :])
+
+    of_plan(lambda plan: plan.replace(mounts=tuple(opened(m) for m in plan.mounts)))
 
 
 @protection("sealed /proc")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.host import files
 from agent_sandbox.policy import settings
-from agent_sandbox.policy.decode import Layer, decode
+from agent_sandbox.policy.decode import decode
 from agent_sandbox.policy.merge import merge
-from agent_sandbox.policy.model import PROJECT
+from agent_sandbox.policy.model import PROJECT, Layer
 
 from .bound import attempt, fuzz
 from .mutation import mutated

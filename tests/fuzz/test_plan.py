@@ -66,7 +66,7 @@ def layers_for(tree: Tree) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {"filesystem": filesystem},
         optional={
-            "network": st.sampled_from(("on", "off")),
+            "network": st.sampled_from(("on", "off", "allow", "public", "learn")),
             "home": st.sampled_from(("private", "ephemeral", "host")),
             "profile": st.sampled_from(("claude", "codex", "none", "nobody")),
         },

@@ -16,6 +16,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.host import git
 from agent_sandbox.host.facts import Place
 from agent_sandbox.host.locate import Locator
+from agent_sandbox.policy import triggers
 from agent_sandbox.policy.explain import look_up
 from agent_sandbox.policy.model import GitLayout, Match
 from agent_sandbox.sandbox import prepare
@@ -526,6 +527,30 @@ def test_cannot_switch_protection_off_with_many_modules(base: Path) -> None:
         module = top / f".git/modules/zz/{number}"
         module.mkdir(parents=True)
         (module / "HEAD").write_text("")
+    with pytest.raises(PolicyError) as caught:
+        layout(top, base)
+    assert caught.value.code == "git-modules"
+    assert f"'{top}/.git/modules', and remove it" in caught.value.hint
+    assert git.MAX_MODULES == triggers.MAX_MODULES
+
+
+def test_an_error_about_many_modules_names_those_that_are_used(base: Path) -> None:
+    """Whoever has to remove the others must know which."""
+    top, library = repository(base / "r"), repository(base / "library")
+    run(top, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    for number in range(300):
+        (top / f".git/modules/{number}").mkdir()
+        (top / f".git/modules/{number}/HEAD").write_text("")
+    with pytest.raises(PolicyError) as caught:
+        layout(top, base)
+    assert f"'{top}/.git/modules', and remove all but 'lib';" in caught.value.hint
+
+
+def test_cannot_slow_every_start_down_with_directories_of_modules(base: Path) -> None:
+    """Directories in which none is found count, too."""
+    top = repository(base / "r")
+    for number in range(git.MAX_ENTERED):
+        (top / f".git/modules/zz/{number}").mkdir(parents=True)
     with pytest.raises(PolicyError) as caught:
         layout(top, base)
     assert caught.value.code == "git-modules"

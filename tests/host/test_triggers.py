@@ -8,13 +8,14 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_sandbox.errors import HostError
 from agent_sandbox.host import scan, triggers
 from agent_sandbox.policy.model import Limits, Mount, Plan
-from agent_sandbox.policy.triggers import FORBIDDEN, LISTED, NOTABLE, Finding
+from agent_sandbox.policy.triggers import FORBIDDEN, LISTED, MAX_MODULES, NOTABLE, Finding
 from conftest import must_work
 
 IDENTITY = {
@@ -585,3 +586,176 @@ def test_a_record_stays_while_somebody_looks(project: Path) -> None:
         assert os.listdir(f"{watch._base}/open") == [watch.run]
     end(watching(project))
     assert os.listdir(f"{watch._base}/open") == []
+
+
+def test_a_half_written_record_of_a_killed_start_goes_with_the_next_run(project: Path) -> None:
+    watch = watching(project)
+    left = Path(f"{watch._base}/open/.killed")
+    left.write_bytes(b"half")
+    watch.close()
+    assert not left.exists()
+
+
+def test_a_half_written_record_stays_while_somebody_looks(project: Path) -> None:
+    """It may be about to get its name."""
+    import fcntl
+
+    watch = watching(project)
+    fresh = Path(f"{watch._base}/open/.fresh")
+    fresh.write_bytes(b"half")
+    with open(f"{watch._base}/lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        watch.close()
+    assert fresh.exists()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_half_written_memory_of_a_killed_run_does_not_stay(project: Path) -> None:
+    """One that is young may be another run's: then this run writes none."""
+    (project / "a").mkdir()
+    end(watching(project))
+    (kept,) = (project.parent / "state" / "scans" / "projects").rglob("+dirs")
+    kept.unlink()
+    half = kept.with_name("+dirs.new")
+    half.write_bytes(b"half")
+    end(watching(project))
+    assert sorted(os.listdir(kept.parent)) == ["+dirs.new"]
+    os.utime(half, (1, 1))
+    end(watching(project))
+    assert sorted(os.listdir(kept.parent)) == ["+dirs"]
+
+
+def test_hooks_of_the_main_repository_are_looked_at_though_they_are_read_only(
+    project: Path,
+) -> None:
+    """A mount can be lost; a read-only directory of the user's own is still left alone."""
+    repository(project)
+    hooks, own = (
+        Mount(kind="ro", dest=str(path), source=str(path), rule=rule)
+        for path, rule in (
+            (project / ".git" / "hooks", "preset @git: control file"),
+            (project / "own", "flag --ro"),
+        )
+    )
+    (project / "own").mkdir()
+    watch = watching(project, hooks, own)
+    (project / ".git" / "hooks" / "post-commit").write_text("evil")
+    (project / "own" / ".envrc").write_text("x")
+    assert set(end(watch)) == {".git/hooks/post-commit"}
+
+
+@pytest.mark.parametrize("kind", ["modules", "worktrees"])
+@pytest.mark.parametrize("name", ["", "HEAD"])
+def test_many_modules_are_seen_though_no_control_file_has_changed(
+    project: Path, kind: str, name: str
+) -> None:
+    """Empty directories count: the next start has to look into each of them."""
+    repository(project)
+    found: dict[str, Finding] = {}
+    for count in (MAX_MODULES, 2):
+        watch = watching(project)
+        for number in range(count):
+            place = project / f".git/{kind}/{count}-{number}"
+            place.mkdir(parents=True)
+            if name:
+                (place / name).write_text("")
+        found = end(watch)
+        assert set(found) == (set() if count == MAX_MODULES else {f".git/{kind}"})
+    assert f"{MAX_MODULES + 2} directories" in found[f".git/{kind}"].what
+
+
+# --- other sandboxes that are at work -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_cannot_have_a_file_elsewhere_read_by_a_swapped_directory(
+    project: Path, tmp_path: Path, kind: str
+) -> None:
+    """What is read may be put back into the project: it must be what was looked at."""
+    own, secret = project / "own", tmp_path / "secret"
+    for place, text in ((own, "mine"), (secret, "secret")):
+        place.mkdir()
+        if kind == "file":
+            (place / "config").write_text(text)
+        else:
+            (place / "config").symlink_to(text)
+    path = f"{own}/config"
+    identity = scan.identify(path)
+    assert identity is not None
+    assert triggers.read(path, ("@git", identity)) in (b"mine", b"\0link\0mine")  # the control
+    own.rename(project / "aside")
+    own.symlink_to(secret)
+    assert triggers.read(path, ("@git", identity)) is None
+
+
+def test_cannot_hide_a_hook_behind_heaps_of_other_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git's own are looked at in any case; and what could not be is not forgotten."""
+    own = repository(project / "zz")
+    watch = watching(project)
+    for number in range(60):
+        (project / f"{number}").mkdir()
+        (project / f"{number}" / ".envrc").write_text("x")
+    (own / ".git" / "hooks" / "pre-commit").write_text("evil")
+    monkeypatch.setattr(scan, "MAX_ITEMS", 20)
+    found = end(watch)
+    assert grave(found) == {"zz/.git/hooks/pre-commit"}
+    assert "not all were compared" in found[""].what
+    assert watch.overrun
+
+
+# --- directories that do not tell capitals from small letters -------------------------------------
+
+
+@pytest.fixture
+def folded(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project behaves like a directory of ext4 with `chattr +F`. Few kernels can have one."""
+
+    def found(path: str) -> str:
+        here = str(project)
+        if not path.startswith(f"{here}/"):
+            return path
+        for part in path[len(here) + 1 :].split("/"):
+            names = listdir(here) if os.path.isdir(here) else []
+            like = [n for n in names if n.casefold() == part.casefold()]
+            here = f"{here}/{(like or [part])[0]}"
+        return here
+
+    listdir = os.listdir
+    for name in ("lstat", "open", "scandir"):
+        old = getattr(os, name)
+
+        def folding(path: Any, *args: Any, old: Callable[..., Any] = old, **more: Any) -> Any:
+            return old(found(path) if isinstance(path, str) else path, *args, **more)
+
+        monkeypatch.setattr(os, name, folding)
+
+
+FOLDED = {
+    "a new repository": ("sub/.GIT/head", "sub/.GIT/OBJECTS/", "sub/.GIT/Refs/", "sub/.GIT/CONFIG"),
+    "hooks of a repository": ("own/.git/HOOKS/Pre-Commit",),
+    "the common directory": ("own/.git/CommonDir",),
+    "other letters": ("own/.git/hook\u017f/pre-commit",),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("folds", [True, False], ids=["folded", "plain"])
+def test_cannot_hide_in_capitals(
+    project: Path, request: pytest.FixtureRequest, name: str, folds: bool
+) -> None:
+    """Git asks for `.git`, and such a directory answers with `.GIT`. Elsewhere git does not."""
+    own = repository(project / "own")
+    shutil.rmtree(own / ".git" / "hooks")
+    if folds:
+        request.getfixturevalue("folded")
+    watch = watching(project)
+    for path in FOLDED[name]:
+        place = project / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith("/"):
+            place.mkdir()
+        else:
+            place.write_text(EVIL)
+    assert bool(grave(end(watch))) is folds

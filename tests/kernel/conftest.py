@@ -24,6 +24,8 @@ from conftest import IS_ROOT, As, must_work
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kernel.internet import Internet
+
     Done = subprocess.CompletedProcess[str]
 
 _numbers = itertools.count(1)
@@ -137,6 +139,20 @@ def world(runner: As, places: Path) -> Iterator[World]:
     base.chmod(0o755)
     yield World(runner, base)
     shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def net(places: Path, request: pytest.FixtureRequest) -> Iterator[Internet]:
+    """An internet of a test module's own, on which sandboxes can be started."""
+    must_work(IS_ROOT, "needs root for network namespaces of its own")
+    from kernel.internet import Internet
+
+    base = places / request.module.__name__
+    base.mkdir()
+    base.chmod(0o755)
+    internet = Internet(base)
+    yield internet
+    internet.end()
 
 
 def must_start(runner: As) -> None:

@@ -458,3 +458,74 @@ def test_cannot_inject_options_with_a_nul(world: World, call: str) -> None:
         f"try:\n    {call}\nexcept SandboxError as error:\n    print('refused', error.code)\n"
     )
     assert world.python(code).stdout.startswith("refused")
+
+
+KILL_KEEPER = """
+from agent_sandbox.sandbox import starting
+def keepers():
+    with open(f"/proc/{starting._server._child}/task/{starting._server._child}/children") as file:
+        return [int(word) for word in file.read().split()]
+def kill_keeper():
+    while not keepers(): time.sleep(0.005)
+    for pid in keepers(): os.kill(pid, signal.SIGKILL)
+"""
+# What the program does while its sandbox runs.
+WAITS = {
+    "run": """
+        threading.Timer(0.5, kill_keeper).start()
+        r = box.run(["sleep", "MARK"], timeout=20)
+        show([r.exceeded, r.code])
+    """,
+    "wait": """
+        with box.popen(["sleep", "MARK"]) as process:
+            kill_keeper()
+            code = process.wait(20)
+        show([process.exceeded, code])
+    """,
+    "read": """
+        with box.popen(["sleep", "MARK"], stdout=subprocess.PIPE) as process:
+            threading.Timer(20, process.kill).start()
+            kill_keeper()
+            process.stdout.read()
+            show([process.exceeded, process.wait()])
+            os._exit(0)
+    """,
+    "arun": """
+        threading.Timer(0.5, kill_keeper).start()
+        r = asyncio.run(box.arun(["sleep", "MARK"], timeout=20))
+        show([r.exceeded, r.code])
+    """,
+    "apopen": """
+        async def main():
+            async with await box.apopen(["sleep", "MARK"]) as process:
+                kill_keeper()
+                await asyncio.wait_for(process.stdout.read(), 20)
+                show([await process.wait(), process.exceeded][::-1])
+        asyncio.run(main())
+    """,
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_a_sandbox_ends_with_what_holds_its_mounts(world: World, way: str) -> None:
+    """Whatever the program waits for; as on the command line."""
+    done = program(world, KILL_KEEPER + "box = Sandbox()\n" + textwrap.dedent(WAITS[way]))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["keeper", 137]
+    assert done.stderr == ""
+    assert running("sleep", MARK) == []
+    assert world.workspaces() == []
+
+
+def test_a_sandbox_would_live_on_without_what_holds_its_mounts(world: World) -> None:
+    """The control: nobody watches."""
+    body = """
+        Process._tend = lambda *_: None
+        with Sandbox().popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            kill_keeper()
+            while keepers(): time.sleep(0.005)
+            process.stdin.write(b"alive")
+            process.stdin.close()
+            show([process.stdout.read().decode(), process.wait(20), process.exceeded])
+    """
+    assert result(world, KILL_KEEPER + textwrap.dedent(body)) == ["alive", 0, ""]

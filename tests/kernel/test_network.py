@@ -95,7 +95,7 @@ def test_off_takes_a_network_word_as_command(world: World) -> None:
     assert world.sandbox("--network", "false").returncode == 1
 
 
-@pytest.mark.parametrize("value", ["public", "allow", "maybe"])
+@pytest.mark.parametrize("value", ["maybe", "all", ""])
 def test_unknown_network_values_are_errors(world: World, value: str) -> None:
     """What is not there yet is refused, not ignored."""
     done = world.sh("touch ran", f"--network={value}")
@@ -221,6 +221,21 @@ def test_can_read_resolv_conf_whatever_it_links_to(
     assert lines[-1] == "0"
     if shape != "dangling":
         assert lines[0] == NAMESERVER.strip(), done.stderr
+
+
+@pytest.mark.parametrize("shape", RESOLVERS)
+def test_with_a_proxy_resolv_conf_is_ours_whatever_it_links_to(
+    world: World, host_with: object, shape: str
+) -> None:
+    """The stub's address, and nothing else of /run; a dangling link leaves the default, the same."""
+    script = "cat /etc/resolv.conf; getent hosts some.example | grep -c some.example"
+    argv = world.argv("--network=public", "sh", "-c", script)
+    done = host_with(RESOLVERS[shape], argv)  # type: ignore[operator]
+    lines = done.stdout.splitlines()
+    assert "agent-sandbox" not in done.stderr, done.stderr
+    assert lines[-1] == "1"
+    if shape != "dangling":
+        assert lines[0] == "nameserver 127.0.0.1", done.stderr
 
 
 def test_cannot_see_more_of_run_than_the_resolver_needs(world: World, host_with: object) -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -387,14 +388,140 @@ OFF = '[filesystem]\npresets = ["!@git"]\n'
 
 
 def test_cannot_plant_a_held_directory_that_was_removed_outside_unseen(world: World) -> None:
-    """`git clean -d` takes placeholders away: what is made in their place is named."""
+    """The keeper makes placeholders again, but not for ever: what is made instead is named."""
     script = (
         "mkdir prep; echo '{\"tasks\": []}' > prep/tasks.json; touch go; "
-        "while [ -e .vscode ]; do sleep 0.01; done; mv prep .vscode; ls .vscode"
+        "until mv -T prep .vscode 2>/dev/null; do :; done; ls .vscode"
     )
     process = world.start("sh", "-c", script, stdout=-1, stderr=-1)
     assert eventually(world.path("go").exists)
-    world.path(".vscode").rmdir()
+
+    def taken() -> bool:
+        """`git clean -d`, again and again."""
+        with suppress(OSError):
+            world.path(".vscode").rmdir()
+        return world.path(".vscode/tasks.json").exists()
+
+    assert eventually(taken)
     out, err = process.communicate(timeout=30)
     assert "tasks.json" in out
     assert ".vscode/tasks.json" in err
+
+
+# --- operations of git that were begun ------------------------------------------------------------
+
+
+def conflicting(world: World) -> Path:
+    """A repository with a branch that cannot be rebased onto main without a conflict."""
+    path = repository(world, world.project)
+    git(world, "switch", "-q", "-c", "side", cwd=path)
+    for name, text in (("file", "side\n"), ("more", "more\n")):
+        world.write(path / name, text)
+        git(world, "add", ".", cwd=path)
+        git(world, "commit", "-qm", name, cwd=path)
+    git(world, "switch", "-q", "main", cwd=path)
+    world.write(path / "file", "main\n")
+    git(world, "commit", "-qam", "second", cwd=path)
+    git(world, "switch", "-q", "side", cwd=path)
+    return path
+
+
+def test_cannot_change_a_rebase_that_was_begun_unseen(world: World) -> None:
+    """Its strategy is the name of a program. Control: git on the host does run it."""
+    path = conflicting(world)
+    git(world, "rebase", "main", cwd=path, check=False)
+    marker = world.home / "marker"
+    script = f"""
+        mkdir git-merge-x; printf '#!/bin/sh\ntouch {marker}\nexit 1\n' > evil; chmod +x evil
+        echo x/../evil > .git/rebase-merge/strategy; echo both > file; git add file
+    """
+    done = world.sh(script)
+    assert done.returncode == 0, done.stderr
+    assert ".git/rebase-merge/strategy" in done.stderr
+    world.outside("git", "-c", "core.editor=true", "rebase", "--continue", cwd=path)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("begin", "name"),
+    [
+        ("git rebase main", "rebase-merge"),
+        ("git rebase --apply main", "rebase-apply"),
+        ("git revert --no-edit HEAD~1 HEAD~2 || true; git cherry-pick main main~1", "sequencer"),
+    ],
+)
+def test_an_operation_that_was_begun_is_named(world: World, begin: str, name: str) -> None:
+    """Once, as a whole; and going on with one that the user had begun is nothing."""
+    conflicting(world)
+    done = world.sh(f"{begin} >/dev/null 2>&1; ls .git")
+    assert name in done.stdout.split()
+    assert done.stderr.count(f".git/{name} (git: begun") == 1
+    assert world.sandbox("true").stderr == ""
+
+
+def test_going_on_with_a_rebase_is_nothing(world: World) -> None:
+    path = conflicting(world)
+    git(world, "rebase", "main", cwd=path, check=False)
+    script = "echo both > file; git add file; GIT_EDITOR=true git rebase --continue >/dev/null 2>&1"
+    done = world.sh(f"{script}; git log --oneline | wc -l")
+    assert (done.stdout.strip(), done.stderr) == ("4", "")
+
+
+# --- what would stop or mislead the next run ------------------------------------------------------
+
+
+def test_cannot_stop_the_next_start_unseen(world: World) -> None:
+    """So many submodules that they cannot be protected: named by both runs, with what to do."""
+    repository(world, world.project)
+    plant = "mkdir -p .git/modules/m$i; touch .git/modules/m$i/HEAD"
+    done = world.sh(f"for i in $(seq 260); do {plant}; done")
+    assert done.returncode == 0
+    assert ".git/modules (git: 260 directories, and with" in done.stderr
+    assert "remove these 260 new ones: m1, m10, m100," in done.stderr
+    stopped = world.sandbox("true")
+    assert stopped.returncode == 125
+    assert f"look into '{world.project}/.git/modules', and remove it" in stopped.stderr
+    shutil.rmtree(world.project / ".git/modules")
+    assert world.sandbox("true").returncode == 0
+
+
+# Runs the command line with a comparison that fails.
+FAILING = """
+import sys
+from agent_sandbox.policy import delayed
+from agent_sandbox.host import triggers
+def compare(*_): raise MemoryError("too much")
+delayed.compare = compare
+{more}
+from agent_sandbox.cli.run import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+FORGETTING = """
+import os
+def forget(watch):
+    if watch._lock >= 0:
+        os.unlink(f"{watch._base}/open/{watch.run}")
+        os.close(watch._lock)
+        watch._lock = -1
+triggers.Watch.abandon = forget
+"""
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["kept", "control"])
+def test_cannot_make_a_plant_the_users_own_by_a_failed_comparison(
+    world: World, forgets: bool
+) -> None:
+    """The record stays, and the next run makes up for it. Control: without it, it is accepted."""
+    hook = repository(world, world.project / "nested") / ".git" / "hooks" / "post-checkout"
+    code = FAILING.format(more=FORGETTING if forgets else "")
+    plant = "echo '#!/bin/sh' > nested/.git/hooks/post-checkout"
+    done = world.python(code, "sh", "-c", plant)
+    assert done.returncode == 0
+    assert "warning: control files could not be compared" in done.stderr
+    assert hook.exists()
+    later = world.sandbox("true")
+    assert ("1 file quarantined" in later.stderr) is not forgets
+    assert hook.exists() is forgets
+    assert os.listdir(world.state / "scans" / "open") == []

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox.errors import HostError
 from agent_sandbox.launch import bwrap
-from agent_sandbox.policy.model import Limits, Mount, Plan
+from agent_sandbox.policy.model import MARKER, Limits, Mount, Plan
 
 PLACES = bwrap.Places(work="/w", home="/h", masks="/m")
 
@@ -67,15 +67,12 @@ def test_a_small_plan_is_exactly_these_arguments() -> None:
         "--bind", "/h", "/home/u",
         "--symlink", "../run", "/var/run",
         "--bind", "/p", "/p",
-        "--ro-bind", "/p/.git/hooks", "/p/.git/hooks",
         "--ro-bind", "/w/git/0", "/home/u/.gitconfig",
         "--ro-bind", "/m/dir", "/p/d",
         "--ro-bind", "/m/file", "/p/f",
         "--perms", "0755", "--tmpfs", "/p/s",
         "--perms", "0700", "--tmpfs", "/run/user/1000",
-        "--remount-ro", "/p/s",
         "--perms", "0444", "--file", "\x000", "/run/agent-sandbox/marker",
-        "--remount-ro", "/",
         "--chdir", "/p",
         "--setenv", "A", "1",
         "--setenv", "B", "2",
@@ -85,6 +82,12 @@ def test_a_small_plan_is_exactly_these_arguments() -> None:
         ("--file", "/run/agent-sandbox/marker", b"marker\n"), ("--seccomp", "", b"filter"),
     )  # fmt: skip
     assert command.program == "/usr/bin/bwrap"
+    # Without bwrap, which reads the whole mount table for each.
+    assert command.bulk == (
+        ("pin", "/p/.git", "/p/.git"), ("ro", "/p/.git/hooks", "/p/.git/hooks"),
+        ("seal", "/p/s", "/p/s"), ("seal", "/", "/"),
+    )  # fmt: skip
+    assert "--remount-ro / -- echo" in " ".join(bwrap.printable(command))
 
 
 @pytest.mark.parametrize("network", [True, False])
@@ -191,6 +194,39 @@ def test_many_masks_do_not_count_against_the_limit() -> None:
     covered = {dest for _, _, dest in command.bulk} | set(command.options)
     assert all(m.dest in covered for m in many)
     assert len(command.options) < 1000
+
+
+def test_a_copy_is_a_file_of_the_sandbox_s_own() -> None:
+    """Made before the marker, which is the last step; and only if the plan shows it."""
+    texts = {"@work/git/0": "[user]\n\tname = \udcff\n", "@work/git/1": "not to be read"}
+    command = built(
+        plan(
+            Mount(kind="ro", dest="/h/.gitconfig", source="@work/git/0", level="ro", file=True),
+            Mount(kind="text", dest=MARKER, source="marker"),
+        ),
+        copies=texts,
+    )
+    place = "/run/agent-sandbox/git/0"
+    assert command.bulk == (("ro", place, "/h/.gitconfig"),)
+    assert command.planned == (("/h/.gitconfig", ""),)
+    assert command.texts[0] == ("--file", place, b"[user]\n\tname = \xff\n")
+    assert [dest for _, dest, _ in command.texts] == [place, MARKER, ""]
+    assert command.options.index(place) < command.options.index(MARKER)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_read_only_directory_is_bwrap_s_only_where_more_is_mounted_in_it(inside: bool) -> None:
+    """The keeper comes after bwrap: it would cover, or seal, what bwrap has mounted inside."""
+    deeper = [Mount(kind="rw", dest="/p/ro/rw", source="/p/ro/rw", level="rw")] if inside else []
+    command = built(
+        plan(
+            Mount(kind="rw", dest="/p", source="/p", level="rw"),
+            Mount(kind="ro", dest="/p/ro", source="/p/ro", level="ro"),
+            *deeper,
+        )
+    )
+    assert ("/p/ro" in command.options) is inside
+    assert (("ro", "/p/ro", "/p/ro") in command.bulk) is not inside
 
 
 def test_pins_and_held_names_are_the_keeper_s() -> None:

@@ -116,6 +116,27 @@ def test_a_link_is_moved_and_a_users_link_is_put_back(base: Path) -> None:
     assert (base / "precious").read_text() == "precious"
 
 
+@pytest.mark.parametrize("how", ["a second name", "a descriptor"])
+def test_cannot_change_what_is_in_quarantine(base: Path, how: str) -> None:
+    """The user looks at it, and puts back what they have seen."""
+    hook = base / "p" / ".git" / "hooks" / "pre-commit"
+    hook.write_text("seen")
+    hook.chmod(0o755)
+    os.link(hook, base / "p" / "second")
+    with open(hook, "a") as kept_open:
+        settle(base, finding(hook))
+        if how == "a descriptor":
+            kept_open.write("evil")
+        else:
+            (base / "p" / "second").write_text("evil")
+    assert "evil" in (base / "p" / "second").read_text()  # the control: it was that file
+    assert contents(base / "state") == {str(hook): "seen"}
+    (kept,) = quarantine.listed(str(base / "state"))
+    quarantine.restore(str(base / "state"), kept.id)
+    assert (hook.read_text(), hook.stat().st_nlink) == ("seen", 1)
+    assert hook.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.mark.parametrize("swapped", ["p", "p/.git", "p/.git/hooks"])
 def test_cannot_be_led_outside_by_a_link(base: Path, swapped: str) -> None:
     """Another sandbox swaps a directory while this one tidies up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.launch.verify import parse, place_of, stray
+from agent_sandbox.launch.verify import by_point, parse, place_of, stray
 
 HOST = parse(
     """\
@@ -87,4 +87,4 @@ def test_stacked_mounts_of_the_host_come_along() -> None:
 )
 def test_a_path_stands_for_a_directory_on_a_device(path: str, place: tuple[str, str]) -> None:
     """Through subvolumes, escapes and mounts on mounts."""
-    assert place_of(path, HOST) == place
+    assert place_of(path, by_point(HOST)) == place

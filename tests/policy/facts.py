@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent_sandbox.policy import paths
-from agent_sandbox.policy.decode import Layer, decode
+from agent_sandbox.policy.decode import decode
 from agent_sandbox.policy.merge import merge
 from agent_sandbox.policy.model import (
     DIR,
@@ -14,6 +14,7 @@ from agent_sandbox.policy.model import (
     GLOBAL,
     PROJECT,
     HostFacts,
+    Layer,
     Link,
     Match,
     Plan,

@@ -278,7 +278,33 @@ def test_without_toolchains_variables_show_nothing() -> None:
 
 WIDER: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"network": "on"}, {"network": "off"}, "network"),
+    ({"network": "allow"}, {"network": "off"}, "network"),
+    ({"network": "public"}, {"network": "allow"}, "network"),
+    ({"network": "learn"}, {"network": "allow"}, "network"),
+    ({"network": "public"}, {"allow": ["a.example"]}, "network"),
+    ({"network": "on"}, {"network": "public"}, "network"),
+    ({"network": "on"}, {"network": "learn"}, "network"),
+    ({"allow": ["a.example"]}, {"network": "off"}, 'network = "allow"'),
+    ({"allow": ["a.example"]}, {"network": "off"}, "allow = ['a.example']"),
+    ({"allow": ["a.example"]}, {"network": "allow"}, "allow"),
+    ({"allow": ["a.example"]}, {"allow": ["b.example"]}, "allow"),
+    # Names no private address opens by itself, but a rule does.
+    ({"allow": ["10.0.0.1"]}, {"network": "public"}, "allow"),
+    ({"network": "off", "allow": ["10.0.0.1"]}, {"network": "public"}, "allow"),
+    ({"deny": ["x.example"], "publish": ["8080"]}, {"network": "off"}, "publish"),
+    ({"publish": ["8080"]}, {"network": "public"}, "publish"),
     ({"docker": "on"}, {}, "docker"),
+    ({"docker": "filtered"}, {}, "docker"),
+    ({"docker": "on"}, {"docker": "filtered"}, "docker"),
+    ({"docker": {"images": ["*"]}}, {"docker": "filtered"}, "docker.images"),
+    ({"docker": {"registries": ["*"]}}, {"docker": "filtered"}, "docker.registries"),
+    ({"docker": {"keep": True}}, {}, "docker.keep"),
+    ({"docker": {"mode": "warn"}}, {}, "docker.mode"),
+    ({"docker": {"read-only": False}}, {"docker": {"read-only": True}}, "docker.read-only"),
+    ({"docker": {"containers": 99}}, {}, "docker.containers"),
+    ({"docker": {"memory": "99G"}}, {}, "docker.memory"),
+    ({"docker": {"cpus": 99}}, {}, "docker.cpus"),
+    ({"docker": {"pids": 9999}}, {}, "docker.pids"),
     ({"home": "host"}, {}, "home"),
     ({"home": "private"}, {"home": "ephemeral"}, "home"),
     ({"seccomp": "off"}, {}, "seccomp"),
@@ -330,6 +356,19 @@ def test_cannot_widen_from_a_project_file_unseen(
 TIGHTER: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"network": "off"}, {}),
     ({"network": "on"}, {}),
+    ({"network": "allow"}, {}),
+    ({"network": "public"}, {}),
+    ({"network": "learn"}, {}),
+    ({"network": "public"}, {"network": "learn"}),
+    ({"network": "learn"}, {"network": "public"}),
+    ({"network": "allow"}, {"network": "public"}),
+    ({"network": "allow"}, {"network": "allow", "allow": ["a.example"]}),
+    # Below is everything; a list takes away.
+    ({"network": "allow", "allow": ["a.example", "localhost:80"]}, {}),
+    ({"allow": ["a.example"], "publish": ["8080"]}, {"network": "on"}),
+    ({"deny": ["a.example"]}, {}),
+    ({"deny": ["a.example"]}, {"network": "allow"}),
+    ({"allow": [], "publish": []}, {"network": "allow"}),
     ({"docker": "off"}, {"docker": "on"}),
     ({"home": "ephemeral"}, {}),
     ({"seccomp": "strict"}, {}),
@@ -354,6 +393,57 @@ def test_can_tighten_from_a_project_file(
     assert merge.widenings(layer(PROJECT, project), layers(user=user)) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "wider"),
+    [
+        ({}, False), ({"network": "on"}, False), ({"network": "off"}, True),
+        ({"allow": ["b.example"]}, True), ({"network": "allow"}, True),
+        ({"network": "public"}, True), ({"deny": ["b.example"]}, False),
+    ],
+)  # fmt: skip
+def test_cannot_add_to_the_list_of_a_flag(flags: dict[str, object], wider: bool) -> None:
+    """Who restricts the network by a flag means that list, and not the project's besides."""
+    mine = layer(PROJECT, {"network": "allow", "allow": ["a.example"]})
+    assert bool(merge.widenings(mine, [], layers(flags=flags))) is wider
+
+
+@pytest.mark.parametrize(
+    ("user", "project", "flags", "mode", "where"),
+    [
+        ({"allow": ["a"]}, None, None, "allow", "global.toml: allow"),
+        ({"allow": []}, None, None, "allow", "global.toml: allow"),
+        ({"network": "public", "allow": ["a"]}, None, None, "public", "global.toml: network"),
+        ({"network": "public"}, {"allow": ["a"]}, None, "allow", "project.toml: allow"),
+        ({"network": "public"}, None, {"allow": ["a"]}, "allow", "flags: allow"),
+        ({"network": "off"}, None, {"allow": ["a"]}, "allow", "flags: allow"),
+        ({"allow": ["a"]}, {"network": "off"}, None, "off", "project.toml: network"),
+        ({"allow": ["a"]}, None, {"network": "on"}, "on", "flags: network"),
+        ({"allow": ["a"]}, None, {"network": "learn", "allow": ["b"]}, "learn", "flags: network"),
+        ({"deny": ["a"]}, None, {"publish": ["80"]}, "on", "built-in default"),
+    ],
+)
+def test_an_allow_list_says_the_mode_unless_a_later_word_does(
+    user: dict[str, object] | None, project: dict[str, object] | None,
+    flags: dict[str, object] | None, mode: str, where: str,
+) -> None:  # fmt: skip
+    """At the same layer or a later one."""
+    policy = policy_of(user=user, project=project, flags=flags)
+    assert (policy.network.value, str(policy.network.source)) == (mode, where)
+
+
+def test_lists_of_hosts_of_all_layers_add_up() -> None:
+    """Each entry knows where it stands."""
+    policy = policy_of(
+        user={"allow": ["a"], "deny": ["x"]}, project={"allow": ["b"], "publish": ["80"]},
+        flags={"allow": ["c"], "deny": ["y"]},
+    )  # fmt: skip
+    assert [(s.value, str(s.source)) for s in policy.allow] == [
+        ("a", "global.toml: allow"), ("b", "project.toml: allow"), ("c", "flags: allow"),
+    ]  # fmt: skip
+    assert [s.value for s in policy.deny] == ["x", "y"]
+    assert [s.value for s in policy.publish] == ["80"]
+
+
 def test_every_setting_is_judged_for_widening() -> None:
     """A new key cannot slip past the judgement: it is in the tables above, or a path rule."""
 
@@ -366,7 +456,9 @@ def test_every_setting_is_judged_for_widening() -> None:
 
     judged = {key for project, _, _ in WIDER for key in keys(project)}
     by_resolve = {"filesystem.ro", "filesystem.rw", "filesystem.exclude"}
-    assert judged | by_resolve == set(settings.BY_KEY)
+    # No project's file may have them at all; and one more budget never widens.
+    by_decode = {*settings.USER_ONLY, "budget"}
+    assert judged | by_resolve | by_decode == set(settings.BY_KEY)
 
 
 def test_the_refusal_lists_what_was_asked_and_how_to_trust() -> None:

@@ -572,6 +572,81 @@ def test_the_resolver_is_shown_exactly_with_the_network() -> None:
     assert off.network is False
 
 
+@pytest.mark.parametrize("mode", ["allow", "public", "learn"])
+def test_a_plan_says_what_may_leave(mode: str) -> None:
+    """The host's network is not shared; rules keep their text and source."""
+    plan = plan_of(
+        resolver=resolver(STUB),
+        flags={"network": mode, "allow": ["a.example:81"], "deny": ["localhost"]},
+    )
+    assert plan.network is False
+    assert level(plan, STUB) == ABSENT
+    assert plan.egress is not None
+    assert plan.egress.mode == mode
+    assert [(r.text, r.source, r.ports) for r in plan.egress.allow] == [
+        ("a.example:81", "flags: allow", (81,))
+    ]
+    assert [(r.text, r.source) for r in plan.egress.deny] == [("localhost", "flags: deny")]
+
+
+@pytest.mark.parametrize("flags", [{}, {"network": "on"}, {"network": "off"}])
+def test_without_a_proxy_nothing_is_judged(flags: dict[str, object]) -> None:
+    """On and off are as they were, whatever an earlier layer allows."""
+    plan = plan_of(flags=flags)
+    assert (plan.egress, plan.publish) == (None, ())
+    assert plan_of(user={"allow": ["a.example"]}, flags={"network": "off"}).egress is None
+
+
+@pytest.mark.parametrize(
+    ("user", "project", "flags"),
+    [
+        (None, None, {"deny": ["a.example"]}),
+        (None, None, {"network": "on", "deny": ["a.example"]}),
+        ({"deny": ["a.example"]}, None, None),
+        ({"deny": ["a.example"], "network": "on"}, None, None),
+        (None, {"deny": ["a.example"]}, None),
+        # A project's file lifts nothing, though `on` is what it would be anyway.
+        ({"deny": ["a.example"]}, {"network": "on"}, None),
+        ({"deny": ["a.example"]}, None, {"network": "on", "deny": ["b.example"]}),
+    ],
+)
+def test_cannot_deny_a_host_without_a_proxy(
+    user: dict[str, object] | None,
+    project: dict[str, object] | None,
+    flags: dict[str, object] | None,
+) -> None:
+    """A protection that would not hold stops the start (invariant 1)."""
+    with pytest.raises(PolicyError) as caught:
+        plan_of(user=user, project=project, flags=flags)
+    assert caught.value.code == "deny-without-proxy"
+    assert "--network=public" in caught.value.hint
+
+
+def test_a_flag_lifts_what_a_file_denies() -> None:
+    """Said aloud."""
+    plan = plan_of(user={"deny": ["a.example"]}, flags={"network": "on"})
+    assert plan.network is True
+    assert any("the deny-list does not hold" in n for n in plan.notices)
+
+
+@pytest.mark.parametrize("mode", ["off", "allow", "public", "learn"])
+def test_ports_lead_inside_whatever_may_leave(mode: str) -> None:
+    """Other addresses than the loopback are said aloud."""
+    plan = plan_of(flags={"network": mode, "publish": ["8080:3000", "0.0.0.0:9000"]})
+    found = [(p.address, p.port, p.inner_port) for p in plan.publish]
+    assert found == [("127.0.0.1", 8080, 3000), ("0.0.0.0", 9000, 9000)]
+    said = [n for n in plan.notices if "publish" in n]
+    assert len(said) == 1
+    assert "0.0.0.0:9000" in said[0]
+
+
+def test_nothing_is_published_on_a_shared_network() -> None:
+    """The server inside is on this machine already."""
+    plan = plan_of(flags={"network": "on", "publish": ["8080"]})
+    assert plan.publish == ()
+    assert any("publish '8080' (flags: publish) does nothing" in n for n in plan.notices)
+
+
 @pytest.mark.parametrize(
     "chain",
     [

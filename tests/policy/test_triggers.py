@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,31 @@ def test_a_configuration_that_git_would_not_write_is_not_judged_harmless(text: b
     assert (found.severity, found.remedy) == (FORBIDDEN, QUARANTINED)
 
 
+def test_cannot_make_the_comparison_take_for_ever() -> None:
+    """Many settings, many pointers to one configuration, many configurations: each ends soon."""
+    many = b"".join(b"\ta%d = !x\n" % n for n in range(8000))
+    names = b"".join(b"\tname = %d\n" % n for n in range(8000))
+    after = Made().repository("/p/a/.git", config=b"[alias]\n" + many + b"[user]\n" + names)
+    after.repository("/p/.git/modules/m", config=b"[user]\n" + names)
+    for number in range(2000):
+        after.put(f"/p/{number}/.git", b"gitdir: ../.git/modules/m\n")
+    begun = time.process_time()
+    found = compared(Made(), after)
+    assert time.process_time() - begun < 20
+    assert {f.severity for f in found} == {FORBIDDEN}
+    assert len(found) == 2002
+
+
+def test_a_configuration_that_there_is_no_time_for_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delayed, "MAX_JUDGED", 0)
+    before = Made().repository("/p/a/.git")
+    after = Made().repository("/p/a/.git", config=CLEAN + b"[user]\n\tname = x\n")
+    found = one(before, after)
+    assert (found.remedy, found.instead) == (RESTORED, CLEAN)
+
+
 def test_a_configuration_that_cannot_be_read_is_put_away() -> None:
     before = Made().repository("/p/a/.git")
     for mode, text in ((LINK, LINK_MARK + b"x"), (FILE, None), (0o010644, None)):
@@ -482,6 +508,45 @@ def test_a_rebase_that_would_run_something_is_worth_a_look() -> None:
     assert compared(before, Made().put(path, b"exec make test\n", TODO)) == ()
     found = one(before, Made().put(path, b"pick a\n x\trm -rf /\n", TODO))
     assert (found.severity, found.what) == (NOTABLE, "a rebase would run: rm -rf /")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "rebase-merge/strategy", "rebase-merge/strategy_opts", "rebase-merge/gpg_sign_opt",
+        "rebase-apply/apply-opt", "rebase-apply/0001", "sequencer/opts", "rebase-merge/new",
+    ],
+)  # fmt: skip
+def test_a_change_to_how_a_rebase_goes_on_is_worth_a_look(path: str) -> None:
+    """Its strategy names a program. What git itself rewrites at each step is nothing."""
+    home = "/p/.git/" + path.partition("/")[0]
+    before = Made().put(f"{home}/message", b"x", TODO)
+    after = Made().put(f"{home}/message", b"y", TODO)
+    assert compared(before, after) == ()
+    found = one(before, after.put(f"/p/.git/{path}", b"x", TODO))
+    assert (found.path, found.severity) == (f"/p/.git/{path}", NOTABLE)
+
+
+def test_a_rebase_that_was_begun_is_named_once() -> None:
+    """Whatever its files are called, and with the commands in it."""
+    home = "/p/.git/rebase-merge"
+    after = Made().put(f"{home}/git-rebase-todo", b"exec evil\n", TODO)
+    after.put(f"{home}/strategy", b"evil", TODO).put(f"{home}/message", b"", TODO)
+    found = one(Made(), after)
+    assert (found.path, found.severity, found.who) == (home, NOTABLE, "git")
+    assert found.what.endswith("it would run: evil")
+    assert "would run" not in one(Made(), Made().put(f"{home}/x", b"", TODO)).what
+    assert compared(after, Made()) == ()
+
+
+def test_so_many_modules_that_no_sandbox_would_start_are_named() -> None:
+    home = "/p/.git/modules"
+    before = Made().snapshot().replace(crowds={home: {"own"}})
+    after = Made().snapshot().replace(crowds={home: {"own", "a", "b"}})
+    (found,) = delayed.compare(before, after, [])
+    assert (found.path, found.severity) == (home, NOTABLE)
+    assert found.what.endswith("remove these 2 new ones: a, b")
+    assert delayed.compare(after, after, []) == ()
 
 
 # --- the rest -------------------------------------------------------------------------------------

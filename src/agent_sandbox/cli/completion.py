@@ -13,6 +13,18 @@ DIRECTORY_FLAGS = ("--cwd", "-C")
 # Verbs that take no more than this.
 JSON_VERBS = ("doctor", "selftest")
 QUARANTINE = ("list", "show", "restore", "drop", "--json")
+COMPOSE = ("check", "secure", "verify")
+COMPOSE_FLAGS = (
+    "--json", "--sarif", "--fail-on", "--env-file", "--no-accept", "--no-override", "--solution",
+    "--output", "--force", "--agent", "--read-access", "--allow-image", "--max-execution-time",
+    "--no-runtime-check", "--project", "--service",
+)  # fmt: skip
+SOLUTIONS = ("no-socket", "dind", "sysbox", "service")
+DOCKER = ("check", "serve")
+DOCKER_FLAGS = (
+    "--json", "--socket", "--engine", "--read-only", "--label", "--own-project", "--owner",
+    "--mode", "--group", "--audit",
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +60,7 @@ def _value_flags() -> list[str]:
 
 def bash() -> str:
     """Bash: flags up to the command, then the command's own completion."""
-    home = options.BY_NAME["--home"].choices
+    home, network = (options.BY_NAME[name].choices for name in ("--home", "--network"))
     return f"""\
 # bash completion for agent-sandbox and sandboxctl
 _agent_sandbox() {{
@@ -58,7 +70,7 @@ _agent_sandbox() {{
         cur=
     elif [[ $flag == = ]]; then
         flag=${{COMP_WORDS[COMP_CWORD-2]}}
-    elif [[ $flag == --network || $flag == --docker ]]; then
+    elif [[ $flag == --network || $flag == --docker || $flag == --docker-keep ]]; then
         flag=
     fi
     while (( i < COMP_CWORD )); do
@@ -80,7 +92,9 @@ _agent_sandbox() {{
         return
     fi
     case $flag in
-        --network|--docker) COMPREPLY=( $(compgen -W "on off" -- "$cur") ); return ;;
+        --network) COMPREPLY=( $(compgen -W "{" ".join(network)}" -- "$cur") ); return ;;
+        --docker) COMPREPLY=( $(compgen -W "on off filtered" -- "$cur") ); return ;;
+        --docker-keep) COMPREPLY=( $(compgen -W "on off" -- "$cur") ); return ;;
         {"|".join(PATH_FLAGS)}) COMPREPLY=( $(compgen -f -- "$cur") ); return ;;
         {"|".join(DIRECTORY_FLAGS)}) COMPREPLY=( $(compgen -d -- "$cur") ); return ;;
         --profile) COMPREPLY=( $(compgen -W "none {" ".join(profiles.BY_NAME)}" -- "$cur") )
@@ -103,6 +117,16 @@ _sandboxctl() {{
         COMPREPLY=( $(compgen -W "--json" -- "$cur") )
     elif [[ ${{COMP_WORDS[1]}} == quarantine ]]; then
         COMPREPLY=( $(compgen -W "{" ".join(QUARANTINE)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == compose && $COMP_CWORD == 2 ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(COMPOSE)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == compose && ${{COMP_WORDS[COMP_CWORD-1]}} == --solution ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(SOLUTIONS)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == compose && $cur == -* ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(COMPOSE_FLAGS)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == docker && $COMP_CWORD == 2 ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(DOCKER)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == docker && $cur == -* ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(DOCKER_FLAGS)}" -- "$cur") )
     else
         COMPREPLY=( $(compgen -f -- "$cur") )
     fi
@@ -154,6 +178,16 @@ _sandboxctl() {{
         _values flag --json
     elif [[ $words[2] == quarantine ]]; then
         _values action {" ".join(QUARANTINE)}
+    elif [[ $words[2] == compose ]] && (( CURRENT == 3 )); then
+        _values action {" ".join(COMPOSE)}
+    elif [[ $words[2] == compose && $words[CURRENT-1] == --solution ]]; then
+        _values solution {" ".join(SOLUTIONS)}
+    elif [[ $words[2] == compose && $words[CURRENT] == -* ]]; then
+        compadd -- {" ".join(COMPOSE_FLAGS)}
+    elif [[ $words[2] == docker ]] && (( CURRENT == 3 )); then
+        _values action {" ".join(DOCKER)}
+    elif [[ $words[2] == docker && $words[CURRENT] == -* ]]; then
+        compadd -- {" ".join(DOCKER_FLAGS)}
     else
         _files
     fi
@@ -220,4 +254,17 @@ def fish() -> str:
         "complete -c sandboxctl -n '__fish_seen_subcommand_from quarantine' "
         f"-a '{' '.join(QUARANTINE)}'"
     )
+    seen = "complete -c sandboxctl -n '__fish_seen_subcommand_from compose"
+    lines.append(f"{seen}; and not __fish_seen_subcommand_from {' '.join(COMPOSE)}' "
+                 f"-a '{' '.join(COMPOSE)}'")  # fmt: skip
+    # After the action come files, which the line for all verbs has switched off.
+    lines.append(f"{seen}; and __fish_seen_subcommand_from {' '.join(COMPOSE)}' -F")
+    for name in COMPOSE_FLAGS:
+        values = f" -x -a '{' '.join(SOLUTIONS)}'" if name == "--solution" else ""
+        lines.append(f"{seen}' -l {name[2:]}{values}")
+    seen = "complete -c sandboxctl -n '__fish_seen_subcommand_from docker"
+    lines.append(f"{seen}; and not __fish_seen_subcommand_from {' '.join(DOCKER)}' "
+                 f"-a '{' '.join(DOCKER)}'")  # fmt: skip
+    lines.append(f"{seen}; and __fish_seen_subcommand_from {' '.join(DOCKER)}' -F")
+    lines += [f"{seen}' -l {name[2:]}" for name in DOCKER_FLAGS]
     return "\n".join(lines) + "\n"

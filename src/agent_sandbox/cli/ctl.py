@@ -31,12 +31,26 @@ VERBS: tuple[Verb, ...] = (
         help="what the policy says about it, and which rule says so",
     ),
     Verb(
+        name="net", usage="[list|allow RULE…|deny RULE…] [--run ID] [--json]",
+        help="the network rules of a running sandbox: show them, add to them",
+    ),
+    Verb(
         name="trust", usage="[--list|--remove] [FILE]",
         help="agree to a project's policy file as it is now",
     ),
     Verb(
         name="quarantine", usage="[list|show ID|restore ID|drop ID] [--json]",
         help="what runs have planted in control files, and how to get it back",
+    ),
+    Verb(
+        name="compose",
+        usage="check [FILE…]|secure FILE --solution NAME -o OUT|verify [FILE…] [--json]",
+        help="find what hands the host to agents in compose files, make them safe, attack them",
+    ),
+    Verb(
+        name="docker",
+        usage="check [flags] [--json] FILE.json|serve --socket PATH [--read-only] [flags]",
+        help="the filter of --docker=filtered: what it says to a request, or one for others",
     ),
     Verb(
         name="completion", usage="bash|zsh|fish", help="print shell completion for both commands"
@@ -60,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"unknown verb: {words[0]}", hint="see 'sandboxctl --help'", code="usage"
             )
-        if words[1:] and words[1] in ("-h", "--help") and words[0] != "doctor":
+        if words[1:] and words[1] in ("-h", "--help") and words[0] not in ("doctor", "compose"):
             sys.stdout.write(verb_help(words[0]))
             return 0
         # One module per verb, so that `why` does not pay for `serve`.

@@ -23,6 +23,8 @@ def describe(prepared: Prepared, argv: Sequence[str]) -> str:
     for name in ("network", "docker", "home", "seccomp", "profile"):
         setting = getattr(policy, name)
         lines.append(f"  {name} = {setting.value}  [{setting.source}]")
+    for name in ("allow", "deny", "publish"):
+        lines += [f"  {name} {s.value}  [{s.source}]" for s in getattr(policy, name)]
     for key, setting in policy.limits.items():
         if setting.value is not None:
             lines.append(f"  {key} = {setting.value}  [{setting.source}]")

@@ -10,6 +10,9 @@ import sys
 gc.disable()  # a start makes little garbage and ends soon: looking for it costs a millisecond
 sys.path.insert(0, __file__.removesuffix("/agent_sandbox/cli/entry.py"))
 
+from agent_sandbox.cli import bytecode  # noqa: E402 - the path comes first
+
+bytecode.install()
 if sys.argv.pop(1) == "ctl":
     from agent_sandbox.cli.ctl import main
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ..errors import UsageError
 from ..policy import settings
-from ..policy.decode import check_variable, decode_value
 from ..policy.model import FLAGS, Setting, Source
 from ..record import Record
 
@@ -35,7 +34,7 @@ def _from_row(row: settings.Row) -> Flag:
     takes = VALUE
     if row.boolean:
         takes = OPTIONAL
-    elif row.kind == settings.PATHS:
+    elif row.kind in settings.LISTS:
         takes = REPEAT
     return Flag(
         name=row.flag, takes=takes, help=row.help, key=row.key, choices=row.choices,
@@ -126,6 +125,11 @@ def _usage(message: str) -> UsageError:
 
 
 def _collect(given: list[tuple[Flag, str]], command: tuple[str, ...]) -> Parsed:
+    if not given:
+        return Parsed(command=command, values={})
+    # Only with flags: it takes a part of every start.
+    from ..policy.decode import decode_value
+
     values: dict[str, Setting] = {}
     lists: dict[str, list[str]] = {}
     plain: dict[str, str] = {}
@@ -162,6 +166,8 @@ def _environment(items: list[str], values: dict[str, Setting]) -> None:
     """`--env NAME` passes, `--env NAME=VALUE` sets."""
     keep = [item for item in items if "=" not in item]
     put = dict(item.split("=", 1) for item in items if "=" in item)
+    from ..policy.decode import check_variable
+
     for name in (*keep, *put):
         check_variable("--env", name, "flags")
     if keep:

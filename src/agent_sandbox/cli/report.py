@@ -8,6 +8,7 @@ import time
 
 from ..errors import UsageError, reason
 from ..policy import paths
+from ..sandbox.traffic import Contact, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Report:
     def write(self, outcome: Outcome, changes: tuple[Finding, ...] = ()) -> None:
         """Write the report of a run that has ended."""
         made, policy = self._prepared.plan, self._prepared.policy
+        traffic = parse(outcome.network)
         data = {
             "version": VERSION,
             "project": made.project,
@@ -59,10 +61,16 @@ class Report:
                 for s in (getattr(policy, name),)
             },
             "mounts": [{"kind": m.kind, "path": m.dest, "rule": m.rule} for m in made.mounts],
-            "notices": list(made.notices),
+            "notices": [*made.notices, *outcome.warnings],
             "changes": [
                 {name: getattr(change, name) for name in CHANGE_FIELDS} for change in changes
             ],
+            "network": [
+                {name: getattr(contact, name) for name in Contact.__fields__}
+                for contact in traffic.contacts
+            ],
+            "learned": list(traffic.learned),
+            "docker": json.loads(outcome.docker) if outcome.docker else None,
         }
         with os.fdopen(self._fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file, indent=2)

@@ -81,7 +81,10 @@ def script() -> None:
     """
     import gc
 
+    from . import bytecode
+
     gc.disable()
+    bytecode.install()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -186,6 +189,8 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
                 raise
         else:
             if outcome.started or not outcome.code or last:
+                _say_network(outcome.network, learn=prepared.policy.network.value == "learn")
+                _say_containers(outcome.docker)
                 return _finish(built, outcome, parsed, report, changes)
         # Root's masks lie on files that passwd and useradd replace: look again and build anew.
         prepared = _plan(parsed)
@@ -196,7 +201,7 @@ def _attempt(
     prepared: Prepared, parsed: options.Parsed, signals: Signals
 ) -> tuple[Built, Outcome, tuple[Finding, ...]]:
     """Build a sandbox, run the command in it, and clean up."""
-    from ..launch import execute, workspace
+    from ..launch import execute, sweeping
     from ..sandbox import prepare
 
     built = prepare.build(prepared, parsed.command, heeded=signals.heeded)
@@ -216,8 +221,7 @@ def _attempt(
     try:
         if keep:
             os.close(os.open(f"{built.space.path}/keep", os.O_CREAT | os.O_WRONLY, 0o600))
-        name = os.path.basename(built.space.path)
-        enforcer = prepare.make_enforcer(prepared.plan, prepared.facts.uid, name)
+        enforcer = prepare.make_enforcer(prepared.plan, prepared.facts.uid, built.space)
         outcome = execute.run(
             built.command, signals=signals, timeout=prepared.plan.limits.timeout,
             shield=built.shield, enforcer=enforcer, meanwhile=look,
@@ -229,7 +233,7 @@ def _attempt(
             if changes is not None:
                 found = changes.settle()
         finally:
-            workspace.remove(built.space, keep=keep)
+            sweeping.remove(built.space, keep=keep)
         if found:
             _say_changes(found, prepared.plan.project)
     return built, outcome, found
@@ -261,12 +265,46 @@ def _finish(
         output.notice(PROGRAM, "what held the sandbox's mounts was killed: the command was ended")
     elif outcome.exceeded:
         output.notice(PROGRAM, f"the command exceeded its {outcome.exceeded} limit and was ended")
+    for message in outcome.warnings:
+        output.say(PROGRAM, "warning", message, output.RED)
     if report is not None:
         try:
             report.write(outcome, changes)
         except OSError as error:
             output.notice(PROGRAM, f"cannot write '{parsed.report}': {reason(error)}")
     return outcome.code
+
+
+def _say_network(seen: bytes, *, learn: bool) -> None:
+    """What was refused, and what a run in the mode learn has learned."""
+    if not seen:
+        return
+    from ..sandbox import traffic
+
+    found = traffic.parse(seen)
+    refused = traffic.refusals(found)
+    if refused:
+        output.notice(PROGRAM, refused)
+    for problem in found.problems:
+        output.say(PROGRAM, "warning", problem, output.RED)
+    if learn and found.learned:
+        output.notice(PROGRAM, f"this would have sufficed: {traffic.learned(found)}")
+        output.notice(PROGRAM, "the same in a policy file:")
+        sys.stderr.write(traffic.learned_policy(found))
+
+
+def _say_containers(seen: bytes) -> None:
+    """What the Docker filter refused, and what it could not remove."""
+    if not seen:
+        return
+    from ..sandbox import containers
+
+    found = containers.parse(seen)
+    refused = containers.refusals(found)
+    if refused:
+        output.notice(PROGRAM, refused)
+    for message in containers.warnings(found):
+        output.say(PROGRAM, "warning", message, output.RED)
 
 
 def _explain_failure(built: Built, code: int) -> int:

@@ -16,7 +16,12 @@ from . import options, output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.model import Match
+    from ..policy.network import Egress
     from ..sandbox.prepare import Prepared
+
+
+# Of a host that is asked for without one.
+DEFAULT_PORT = 443
 
 
 class Answer(Record):
@@ -62,6 +67,9 @@ def answer_for(prepared: Prepared, target: str) -> Answer:
     """Tell a path from a host from an abstract socket, and answer."""
     if target.startswith("@"):
         return _abstract(prepared, target)
+    if "://" in target:
+        # An error that says which host to ask for.
+        _endpoint(target)
     written = "/" in target or target.startswith(("~", "."))
     if written or os.path.lexists(os.path.join(prepared.facts.cwd.path, target)):
         return _path(prepared, target)
@@ -97,6 +105,10 @@ def _is_socket(path: str) -> bool:
 
 def _host(prepared: Prepared, target: str) -> Answer:
     network = prepared.policy.network
+    if prepared.plan.egress is not None:
+        return _judged(
+            prepared.plan.egress, target, f"network = {network.value} ({network.source})"
+        )
     on = network.value == "on"
     return Answer(
         target=target,
@@ -107,12 +119,50 @@ def _host(prepared: Prepared, target: str) -> Answer:
     )
 
 
+def _judged(egress: Egress, target: str, mode: str) -> Answer:
+    """What the proxy would say. Nothing is looked up: a question to a resolver leaves the host."""
+    from ..policy import network
+
+    host, port = _endpoint(target)
+    if network.is_address(host):
+        verdict = network.admit(egress, host, port, host, ())
+    else:
+        verdict = network.decide(egress, host, port)
+    detail = f"{'reachable' if verdict.allowed else 'not reachable'}: {verdict.reason}"
+    if verdict.allowed and not network.is_address(host) and host != network.LOCALHOST:
+        detail += "; refused all the same if its address is not public and no rule names it"
+    return Answer(
+        target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        kind="host",
+        verdict="allowed" if verdict.allowed else "refused",
+        detail=detail,
+        rule=f"{verdict.rule} ({verdict.source})" if verdict.rule else mode,
+    )
+
+
+def _endpoint(target: str) -> tuple[str, int]:
+    """Host and port of a question, spelt as in a rule; 443 if no port is given."""
+    from ..policy import network
+
+    # Read as a deny rule: those may name all of localhost.
+    rule = network.parse(target, "the question", deny=True)
+    if rule.kind in (network.ANY, network.SUFFIX) or rule.ports == network.EVERY_PORT:
+        raise UsageError(
+            f"cannot answer for '{target}': it is more than one host and port",
+            hint="ask for one: sandboxctl why example.com:443",
+            code="usage",
+        )
+    host = rule.host.partition("/")[0]
+    return host, rule.ports[0] if rule.ports else DEFAULT_PORT
+
+
 def _abstract(prepared: Prepared, target: str) -> Answer:
     from ..launch import landlock
 
     network = prepared.policy.network
     if network.value != "on":
-        detail, rule = "not reachable: no network", f"network = off ({network.source})"
+        detail = "not reachable: it belongs to the host's network"
+        rule = f"network = {network.value} ({network.source})"
     elif landlock.abi() >= landlock.SCOPE_ABI:
         detail, rule = "not reachable: Landlock scope", "always"
     else:

@@ -7,7 +7,17 @@ import sys
 
 from ..errors import HostError, UsageError, reason
 from ..policy import control, engines, paths, secrets
-from ..policy.model import BUILT_IN, DIR, EXCLUDE, SOCKET, HostFacts, Match, Named, Policy
+from ..policy.model import (
+    BUILT_IN,
+    CONTROLLED,
+    DIR,
+    EXCLUDE,
+    SOCKET,
+    HostFacts,
+    Match,
+    Named,
+    Policy,
+)  # fmt: skip
 from . import files, git, placeholders
 from .locate import Locator, expand_globs
 
@@ -156,11 +166,11 @@ def _usable(base: str) -> bool:
 
 def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) -> HostFacts:
     """Look up everything that the policy mentions."""
-    locator.learn(at.home.real)
-    locator.learn("/etc")
+    for directory in (at.home.real, at.real, "/etc", "/run"):
+        locator.learn(directory)
     sockets = _engine_sockets(at, env, locator)
     wanted, docker = "", None
-    if policy.docker.value == "on":
+    if policy.docker.value != "off":
         wanted, docker = _docker_socket(at, env, locator)
     active = {str(p.value) for p in policy.presets}
     held = placeholders.recorded(at.state_dir)
@@ -182,6 +192,7 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
         path_dirs=_path_dirs(env, at.home.real, locator),
         matches=matches,
         resolver=_resolver(locator),
+        naming=_naming(policy, locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
         git=layout,
         git_config=git_config,
@@ -269,6 +280,15 @@ def _with_memories(
     for pattern, more in memory.recall(rules, matches, at.state_dir, at.real).items():
         matches[pattern] = (*matches.get(pattern, ()), *more)
     return matches
+
+
+def _naming(policy: Policy, locator: Locator) -> tuple[Match, ...]:
+    """Files about names that are to be replaced."""
+    if policy.network.value not in CONTROLLED:
+        return ()
+    from . import names
+
+    return names.files(locator)
 
 
 def _resolver(locator: Locator) -> Match | None:
@@ -417,7 +437,6 @@ def _control(
     """
     found = []
     if "@control" in active:
-        locator.learn(at.real)
         names = {n for n in locator.names(at.real) if f"{at.real}/{n}" not in held}
         writable = os.access(at.real, os.W_OK)
         for name, kind in control.names(names):

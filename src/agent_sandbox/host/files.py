@@ -6,12 +6,13 @@ import os
 import stat
 
 from ..errors import PolicyError, reason
-from ..policy.decode import Layer, decode
 from ..policy.model import GLOBAL, PROJECT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ..policy.model import Layer
 
 SUFFIXES = (".toml", ".json", ".jsonc")
 PROJECT_STEM = ".agent-sandbox"
@@ -56,21 +57,21 @@ def _is_there(path: str) -> bool:
 
 
 def read_layers(
-    env: Mapping[str, str], home: str, project: str, explicit: str | None
+    env: Mapping[str, str], home: str, project: str, explicit: str | None, state_dir: str = ""
 ) -> list[Layer]:
     """The global layer and the project's, as far as they exist. `-c FILE` replaces the latter."""
     layers = []
     path = find(global_stem(env, home))
     if path is not None:
-        layers.append(read(path, GLOBAL))
+        layers.append(read(path, GLOBAL, state_dir))
     if explicit is not None:
         if not os.path.isfile(explicit):
             raise PolicyError(f"cannot read '{explicit}': no such file", code="config-missing")
-        layers.append(read(explicit, PROJECT))
+        layers.append(read(explicit, PROJECT, state_dir))
     else:
         path = find(f"{project}/{PROJECT_STEM}")
         if path is not None:
-            layers.append(read(path, PROJECT))
+            layers.append(read(path, PROJECT, state_dir))
     return layers
 
 
@@ -93,10 +94,18 @@ def read_text(path: str) -> str:
         ) from error
 
 
-def read(path: str, rank: int) -> Layer:
-    """Read and decode one file."""
+def read(path: str, rank: int, state_dir: str = "") -> Layer:
+    """Read and decode one file; parse it unless the state directory knows what it says."""
+    # Only here: most starts read none.
+    from ..policy.decode import decode
+    from . import parses
+
     text = read_text(path)
-    return decode(parse(text, path), rank=rank, file=path).replace(text=text)
+    known = parses.read(state_dir) if state_dir else {}
+    if (key := parses.key(path, text)) in known:
+        return decode(known[key], rank=rank, file=path).replace(text=text)
+    data = parse(text, path)
+    return decode(data, rank=rank, file=path).replace(text=text, parsed=data)
 
 
 def parse(text: str, path: str) -> object:

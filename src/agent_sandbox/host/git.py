@@ -27,6 +27,10 @@ CONTROL_FILES = ("config", "config.worktree", "commondir", "gitdir", ATTRIBUTES)
 CONTROL_DIRS = ("hooks",)
 MAX_BYTES = 1 << 20
 MAX_MODULES = 256
+# Directories that are entered in search of them.
+MAX_ENTERED = 4096
+# How many of those in use an error names.
+SHOWN_MODULES = 20
 
 
 def layout(at: Place, *, strict: bool, hooks_path: str | None = None) -> GitLayout | None:
@@ -283,13 +287,11 @@ def _modules(common: str) -> list[str]:
     """The git directories of submodules, nested ones too."""
     found: list[str] = []
     todo = [f"{common}/modules"]
+    entered = 0
     while todo:
-        if len(found) > MAX_MODULES:
-            raise PolicyError(
-                f"cannot protect the submodules in '{common}/modules': more than {MAX_MODULES}",
-                hint="remove those that are not yours, or leave git out with the preset !@git",
-                code="git-modules",
-            )
+        entered += 1
+        if len(found) > MAX_MODULES or entered > MAX_ENTERED:
+            raise _too_many(f"{common}/modules", found)
         directory = todo.pop()
         for name in _names(directory):
             path = f"{directory}/{name}"
@@ -300,6 +302,38 @@ def _modules(common: str) -> list[str]:
                 todo.append(f"{path}/modules")
             else:
                 todo.append(path)
+    return found
+
+
+def _too_many(place: str, found: list[str]) -> PolicyError:
+    """More submodules than can be protected: names those that a work tree uses."""
+    used = sorted(path[len(place) + 1 :] for path in _used(place))
+    what = f"more than {MAX_MODULES}" if len(found) > MAX_MODULES else "too many directories"
+    if len(used) > SHOWN_MODULES:
+        hint = "remove those that are not yours"
+    elif used:
+        hint = f"look into '{place}', and remove all but {', '.join(repr(u) for u in used)}"
+    else:
+        hint = f"no work tree uses anything in it: look into '{place}', and remove it"
+    return PolicyError(
+        f"cannot protect the submodules in '{place}': {what}",
+        hint=f"{hint}; or leave git out with the preset !@git",
+        code="git-modules",
+    )
+
+
+def _used(place: str) -> list[str]:
+    """Git directories below a place that a `.git` file in the work tree around it leads to."""
+    top = paths.parent(paths.parent(place))
+    found = []
+    for entry in gitconfig.entries(_read(f"{top}/.gitmodules") or ""):
+        if (entry.section, entry.key) != ("submodule", "path"):
+            continue
+        tree = paths.normalise(f"{top}/{entry.value}")
+        text = _read(f"{tree}/.git") or ""
+        named = _directory(text[len("gitdir:") :].strip(), tree) if text[:7] == "gitdir:" else None
+        if named is not None and paths.below(named, place):
+            found.append(named)
     return found
 
 

@@ -72,7 +72,15 @@ class Locator:
                 first = path[len(prefix) :].partition("/")[0]
                 if first not in names and first not in ("", ".", ".."):
                     return None
+        head, _, name = path.rpartition("/")
         try:
+            if (head or "/") in self._plain and name not in ("", ".", ".."):
+                mode = os.lstat(path).st_mode
+                if not stat.S_ISLNK(mode):
+                    # Most paths: one call tells everything.
+                    if stat.S_ISDIR(mode):
+                        self._plain.add(path)
+                    return Match(path=path, real=path, kind=kind_of(mode))
             mode = os.stat(path).st_mode
         except PermissionError:
             check_open(path)

@@ -13,9 +13,11 @@ import time
 from ..policy.triggers import (
     ANYWHERE,
     BARE,
+    CRITICAL,
     GIT,
     HOOKS,
     LOGS,
+    MAX_MODULES,
     MODULES,
     QUIET,
     SAMPLE_SUFFIX,
@@ -45,6 +47,10 @@ SETTLED = 2_000_000_000
 SMALL = 64
 MAX_DIRECTORIES = 300_000
 MAX_ITEMS = 100_000
+# After so many seconds a half-written file is one that a killed run has left.
+ABANDONED = 60.0
+# Where a repository keeps the git directories of others.
+KEPT = (".git/modules/", ".git/worktrees/")
 # Local file systems that keep the times of directories as the rule above needs it.
 KEEP_TIMES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs", "bcachefs"}
@@ -156,15 +162,20 @@ class Walk:
     def _items(self) -> dict[str, Item]:
         found: dict[str, Item] = {}
         for path, entry in self.dirs.items():
+            if len(found) > MAX_ITEMS:
+                # Nobody hides a hook behind heaps of other files.
+                self.complete = False
+                if entry[5] not in CRITICAL and not is_git(entry[5]):
+                    continue
             if entry[7]:
                 for name in entry[7]:
                     identity = identify(f"{path}/{name}")
                     if identity is not None or not name:
                         # Not even that much is known where a path has become too long.
                         found[f"{path}/{name}"] = (entry[5], identity or UNKNOWN)
-                if len(found) > MAX_ITEMS:
-                    self.complete = False
+                if len(found) > 2 * MAX_ITEMS:
                     break
+        self.complete = self.complete and len(found) <= MAX_ITEMS
         return found
 
     def repositories(self) -> dict[str, tuple[int, int]]:
@@ -175,6 +186,18 @@ class Walk:
                 info = identify(path)
                 found[path] = info[1:3] if info else (0, 0)
         return found
+
+    def crowds(self) -> dict[str, set[str]]:
+        """Where git keeps submodules or worktrees, and keeps too many: their names."""
+        found: dict[str, set[str]] = {}
+        for path, entry in self.dirs.items():
+            if entry[5] not in (GIT, MODULES):
+                continue
+            for place in KEPT:
+                home, inside, name = path.partition(place)
+                if inside:
+                    found.setdefault(home + place[:-1], set()).add(name)
+        return {home: names for home, names in found.items() if len(names) > MAX_MODULES}
 
 
 def _stale(known: Mapping[str, Entry]) -> dict[str, os.stat_result | None]:
@@ -207,9 +230,11 @@ def _listed(path: str, context: str) -> Listing:
     wants, whole, links = wanted(context), is_whole(context), counts_links(context)
     subs: list[str] = []
     names: list[str] = []
+    every: list[str] = []
     with os.scandir(path) as scanned:
         for item in scanned:
             name = item.name
+            every.append(name)
             if item.is_dir(follow_symlinks=False):
                 subs.append(name)
             elif (
@@ -219,6 +244,8 @@ def _listed(path: str, context: str) -> Listing:
                 or (links and item.is_symlink())
             ):
                 names.append(name)
+    if _folds(path, every):
+        _add_by_name(path, wants.difference(subs, names), subs, names)
     if "HEAD" in names and not is_git(context):
         if context == MODULES:
             return _listed(path, GIT)
@@ -227,6 +254,29 @@ def _listed(path: str, context: str) -> Listing:
     if context == HOOKS:
         names = [name for name in names if not name.endswith(SAMPLE_SUFFIX)]
     return _listing(context, [s for s in subs if enters(context, s)], names)
+
+
+def _folds(path: str, every: list[str]) -> bool:
+    """Whether a directory takes `.GIT` for `.git`, as others do and some directories of ext4.
+
+    Asked of the kernel, with a name that has something to fold; most directories have none.
+    """
+    text = "".join(every)
+    if text == text.lower() and text.isascii():
+        return False
+    for name in every:
+        other = name.lower() if name != name.lower() else name.upper()
+        if other != name:
+            return other not in every and identify(f"{path}/{other}") is not None
+    return False
+
+
+def _add_by_name(path: str, wants: Collection[str], subs: list[str], names: list[str]) -> None:
+    """Find what is there by its name, whatever it is called in the list."""
+    for name in wants:
+        identity = identify(f"{path}/{name}")
+        if identity is not None:
+            (subs if identity[0] & TYPE_BITS == IS_DIRECTORY else names).append(name)
 
 
 def _listing(context: str, subs: list[str], names: list[str]) -> Listing:
@@ -247,10 +297,7 @@ def _probed(path: str, context: str) -> Listing:
     """A directory that cannot be listed may still be entered by whoever knows a name in it."""
     subs: list[str] = []
     names = [""]
-    for name in wanted(context):
-        identity = identify(f"{path}/{name}")
-        if identity is not None:
-            (subs if identity[0] & TYPE_BITS == IS_DIRECTORY else names).append(name)
+    _add_by_name(path, wanted(context), subs, names)
     if "HEAD" in names and not is_git(context) and _is_repository(path):
         return _probed(path, context + BARE)
     return _listing(context, subs, names)
@@ -339,15 +386,26 @@ def load(file: str, area: Area) -> tuple[dict[str, Entry], bool]:
 
 
 def save(file: str, area: Area, dirs: Mapping[str, Entry]) -> None:
-    """Keep what was found. Another run may do the same: the last one wins, each file is whole."""
+    """Keep what was found. Another run may do the same: one wins, and the file is always whole."""
     import marshal
 
-    fresh = f"{file}.{os.urandom(4).hex()}"
+    # One name for all: what a killed run has left there is found, and does not pile up.
+    fresh = f"{file}.new"
     try:
         os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
-        with open(fresh, "wb") as opened:
+        _clear_old(fresh)
+        with open(fresh, "xb") as opened:
             opened.write(marshal.dumps((area.shape(), dict(dirs))))
         os.rename(fresh, file)
     except OSError:
-        # Only speed is lost.
+        # Another run is writing at this moment, or the disk is full. Only speed is lost.
+        return
+
+
+def _clear_old(fresh: str) -> None:
+    """Remove a file that nobody is writing any more."""
+    try:
+        if time.time() - os.lstat(fresh).st_mtime > ABANDONED:
+            os.unlink(fresh)
+    except FileNotFoundError:
         return

@@ -24,9 +24,7 @@ from ..policy.triggers import (
     HOOKS,
     INCLUDED,
     LINK_MARK,
-    NOTABLE,
     SAMPLE_SUFFIX,
-    Finding,
     Snapshot,
     is_critical,
 )
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..policy.model import Plan
-    from ..policy.triggers import Item
+    from ..policy.triggers import Finding, Item
 
     Texts = dict[str, bytes | None]
 
@@ -51,7 +49,10 @@ MAX_PARSED = 1 << 18
 MAX_NAMED = 1024
 FORMAT = 1
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+AS_LINK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 IS_FILE, IS_LINK = 0o100000, 0o120000
+# Read-only directories that are looked at all the same: few files, and tools act on them.
+LOOKED_AT = ("preset @control", "preset @git: control file")
 
 
 def area_of(plan: Plan) -> scan.Area:
@@ -65,7 +66,7 @@ def area_of(plan: Plan) -> scan.Area:
     for mount in plan.mounts:
         if mount.file or mount.kind in ("pin", "symlink", "mask-file", "text", "device"):
             continue
-        if mount.kind == "hold" or mount.rule.startswith("preset @control"):
+        if mount.kind == "hold" or mount.rule.startswith(LOOKED_AT):
             # Removed outside, it can be made anew inside before it is covered again.
             continue
         own = mount.kind == "rw" and mount.source == mount.dest
@@ -101,6 +102,8 @@ class Watch:
         self._baseline: Snapshot | None = None
         self._configs: Texts = {}
         self._lock = -1
+        # Whether there was more after the run than could be looked at, and not before it.
+        self.overrun = False
 
     def before(self) -> None:
         """Remember what is there."""
@@ -160,16 +163,15 @@ class Watch:
         return [record for record in found if record is not None]
 
     def after(self) -> tuple[Finding, ...]:
-        """What has changed since. Call when nothing of the sandbox lives any more."""
+        """What has changed since. Call when nothing of the sandbox lives any more.
+
+        What it raises means that nothing was compared: then `abandon`, not `close`.
+        """
         first, baseline = self._first, self._baseline
         if first is None or baseline is None:
             return ()
         self._first = self._baseline = None
-        try:
-            return self._compared(first, baseline)
-        except OSError as error:
-            what = f"control files could not be compared: {reason(error)}"
-            return (Finding(path="", severity=NOTABLE, who="", what=what),)
+        return self._compared(first, baseline)
 
     def _compared(self, first: scan.Walk, baseline: Snapshot) -> tuple[Finding, ...]:
         known = scan.reusable(first.dirs)
@@ -181,6 +183,7 @@ class Watch:
         # A few directories are read again faster than everything is written.
         if walk.complete and max(first.read, walk.read) * 64 > len(walk.dirs) >= scan.SMALL:
             scan.save(self._cache, self.area, scan.reusable(walk.dirs))
+        self.overrun = first.complete and not walk.complete
         items = {**walk.items, **_named(self._configs, self.area)}
         # Without times to rely on, contents decide.
         settled = first.begun - scan.SETTLED if known else 0
@@ -191,7 +194,8 @@ class Watch:
             if _differs(path, item, baseline, texts, settled=settled)
         ]
         gone = [path for path in baseline.items if path not in items]
-        if not changed and not gone and walk.complete:
+        crowds = walk.crowds() if walk.dirs is not first.dirs else {}
+        if not changed and not gone and walk.complete and not crowds:
             return ()
         # Only now: most runs change no control file.
         from ..policy.delayed import compare
@@ -202,8 +206,11 @@ class Watch:
             return texts.get(path)
 
         now = Snapshot(
-            items=items, text=text, repositories=walk.repositories(), complete=walk.complete
-        )
+            items=items, text=text, repositories=walk.repositories(), complete=walk.complete,
+            crowds=crowds,
+        )  # fmt: skip
+        if crowds:
+            baseline = baseline.replace(crowds=first.crowds())
         return compare(baseline, now, [*changed, *gone])
 
     def close(self) -> None:
@@ -216,10 +223,19 @@ class Watch:
             # stays; it will be found dead, taken over and removed.
             fcntl.flock(looking, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(f"{self._base}/open/{self.run}")
+            # Nobody writes a record now: what is half written was left by a start that was killed.
+            for name in os.listdir(f"{self._base}/open"):
+                if name[0] == ".":
+                    _remove(f"{self._base}/open/{name}")
         except BlockingIOError:
             pass
         finally:
             os.close(looking)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the baseline behind: the next run here finds it dead and makes up for this one."""
+        if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
@@ -254,16 +270,23 @@ def _differs(
 
 
 def read(path: str, item: Item) -> bytes | None:
-    """The content of a file or the text of a link; None when it cannot be kept."""
+    """The content of a file or the text of a link; None when it cannot be kept.
+
+    Only of the one that was looked at. Another sandbox may swap a directory on the way for a link:
+    what lies behind it would be put back into the project, where that one reads it.
+    """
     kind = item[1][0] & scan.TYPE_BITS
     limit = MAX_CRITICAL if is_critical(item[0], path) else MAX_TEXT
+    if kind not in (IS_FILE, IS_LINK) or (kind == IS_FILE and item[1][3] > limit):
+        return None
     try:
-        if kind == IS_LINK:
-            return LINK_MARK + os.fsencode(os.readlink(path))
-        if kind != IS_FILE or item[1][3] > limit:
-            return None
-        fd = os.open(path, READ)
+        fd = os.open(path, READ if kind == IS_FILE else AS_LINK)
         try:
+            info = os.fstat(fd)
+            if (info.st_dev, info.st_ino) != item[1][1:3]:
+                return None
+            if kind == IS_LINK:
+                return LINK_MARK + os.fsencode(os.readlink("", dir_fd=fd))
             data = os.read(fd, item[1][3] + 1)
             if len(data) > item[1][3]:
                 # It has grown since it was looked at.

@@ -9,27 +9,31 @@ from ..errors import HostError
 from ..policy import paths
 from ..policy.assemble import IN_HOME
 from ..policy.model import (
-    DEVICES,
     EXCLUDE,
+    MARKER,
     MASK_DIR,
     MASK_FILE,
     PRIVATE_HOME,
     RO,
     RW,
     WORK_CACHES,
+    WORK_DOCKER,
     WORK_GIT,
     WORK_HOME,
+    WORK_NET,
     WORK_TMP,
     WORK_VAR_TMP,
 )  # fmt: skip
 from ..record import Record
 
 # Operations of the keeper on one path; `joined` carries them out.
-MASK, READ_ONLY, PIN = "mask", "ro", "pin"
+MASK, READ_ONLY, PIN, SEAL, COPY = "mask", "ro", "pin", "seal", "copy"
+# Read-only, and made again when somebody outside removes it.
+HOLD_DIRECTORY, HOLD_SOCKET = "hold-dir", "hold-socket"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..policy.model import Mount, Plan
 
@@ -37,8 +41,8 @@ NAME = "bwrap"
 # bwrap counts every argument, those from --args too (MAX_ARGS in bubblewrap.c).
 MAX_ARGUMENTS = 9000
 REQUIRED_OPTIONS = (
-    "--args", "--dev-bind", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop",
-    "--perms", "--remount-ro", "--file", "--seccomp", "--json-status-fd", "--block-fd",
+    "--args", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop",
+    "--perms", "--file", "--seccomp", "--json-status-fd", "--block-fd",
 )  # fmt: skip
 # Signals that must not end bwrap's own outer process: it would take the command with it before the
 # command's handlers ran. They are ignored around bwrap and set back for the command.
@@ -51,8 +55,6 @@ class Places(Record):
     work: str
     home: str
     masks: str
-    # Private device nodes, or the host's own.
-    devices: str = "/dev"
 
 
 class Command(Record):
@@ -72,23 +74,44 @@ class Command(Record):
     tmp_bytes: int = 0
     # How many processes there may be when nobody has said a number; 0 for no limit.
     processes: int = 0
+    # The run's name, by which what is left of it can be found after a crash.
+    name: str = ""
     # Every mount that the finished root must have: destination and source ('' for an empty one).
     planned: tuple[tuple[str, str], ...] = ()
+    # What the gate at its network and the proxy outside are told; empty where there are none.
+    gate: bytes = b""
+    proxy: bytes = b""
+    # Whether the proxy has to make certificates before the command starts.
+    certified: bool = False
+    # What the filter in front of the container engine is told.
+    docker: bytes = b""
+    # Addresses and ports of the host that lead inside.
+    published: tuple[tuple[str, int], ...] = ()
 
 
 def command(
     plan: Plan, places: Places, argv: Sequence[str], *, program: str, filter_bytes: bytes,
-    reset_signals: str = "", heeded: Sequence[str] = SHIELDED,
+    reset_signals: str = "", heeded: Sequence[str] = SHIELDED, copies: Mapping[str, str] = {},
+    outside: Mapping[str, object] = {},
 ) -> Command:  # fmt: skip
-    """Build the bwrap command for a plan."""
+    """Build the bwrap command for a plan. `copies`: sources that are texts, not files.
+
+    `outside` is for the proxy alone: values of secrets, and what goes with them.
+    """
     options = ["--unshare-all"]
     if plan.network:
         options.append("--share-net")
     # --unshare-all only tries the user namespace; as root it would keep every capability.
     options += ["--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"]
     texts: list[tuple[str, str, bytes]] = []
-    mounts, bulk = _split(plan.mounts)
+    # Only what the plan shows: a text may be of a file that nobody inside is to read.
+    copies = {m.source: copies[m.source] for m in plan.mounts if m.source in copies}
+    mounts, bulk = _split(plan.mounts, copies)
     for mount in mounts:
+        if mount.dest == MARKER:
+            # The marker is the last step.
+            for token, text in copies.items():
+                options += _file(_inside(token), text, texts)
         options += _arguments(mount, places, texts)
     # The name that the user typed, links and all; every link on the way is there.
     options += ["--chdir", plan.env.get("PWD") or plan.cwd]
@@ -101,7 +124,13 @@ def command(
             code="too-many-mounts",
         )
     texts.append(("--seccomp", "", filter_bytes))
+    gate, proxy = _network_orders(plan, places.work, outside)
     return Command(
+        gate=gate,
+        proxy=proxy,
+        certified=any(not one.base_url for one in plan.secrets),
+        docker=_docker_orders(plan, places.work),
+        published=tuple((one.address, one.port) for one in plan.publish),
         program=program,
         options=tuple(options),
         command=(*_trampoline(argv, reset_signals, heeded), *argv),
@@ -110,41 +139,85 @@ def command(
         duties=duties(plan.mounts, plan.awaited),
         tmp_bytes=plan.limits.tmp_size or 0,
         processes=plan.limits.default_pids or 0,
+        name=places.work.rpartition("/")[2],
         planned=tuple(
-            (m.dest, source_path(m.source, places) if m.kind in BINDS else "")
+            (
+                m.dest,
+                source_path(m.source, places) if m.kind in BINDS and m.source not in copies else "",
+            )
             for m in plan.mounts
-            if (m.kind in BINDS and m.kind != "device") or m.kind in ("tmpfs", "hold")
+            if m.kind in BINDS or m.kind in ("tmpfs", "hold")
         ),
     )
 
 
+def _network_orders(plan: Plan, work: str, outside: Mapping[str, object]) -> tuple[bytes, bytes]:
+    if plan.egress is None and not plan.publish:
+        return b"", b""
+    # Only where a proxy decides.
+    from .egress import told
+
+    caps = [{name: getattr(one, name) for name in one.__fields__} for one in plan.budgets]
+    bases = [one.base_port for one in plan.secrets if one.base_url]
+    more = {"project": plan.project, "budgets": caps, **outside}
+    return told(plan.egress, plan.publish, work, bases=bases, more=more)
+
+
+def _docker_orders(plan: Plan, work: str) -> bytes:
+    if plan.docker_filter is None:
+        return b""
+    from .dockerproxy import told
+
+    return told(plan.docker_filter, work)
+
+
+def _inside(token: str) -> str:
+    """Where a text lies in the sandbox, on the sealed root; it is shown where it belongs, too."""
+    return f"{paths.parent(MARKER)}/{token.removeprefix('@work/')}"
+
+
 def _split(
-    mounts: Sequence[Mount],
+    mounts: Sequence[Mount], copies: Mapping[str, str]
 ) -> tuple[Sequence[Mount], tuple[tuple[str, str, str], ...]]:
     """Take the mounts that the keeper makes out of a plan.
 
-    bwrap parses the whole mount table at every bind: 1,000 take it 1.6 s, 2,000 already 6 s. For
-    the keeper each is two system calls.
+    bwrap parses the whole mount table at every bind and seal: 1,000 take it 1.6 s, 2,000 already
+    6 s, and even the first ones 0.15 ms each. For the keeper each is two system calls.
     """
     kept: list[Mount] = []
     bulk: list[tuple[str, str, str]] = []
     # A mask that is in place is the source for all others of its kind: the namespace cannot bind
     # from outside itself.
     first: dict[str, str] = {}
-    by_dest = {mount.dest: mount for mount in mounts}
+    by_dest = {mount.dest: mount for mount in mounts if mount.kind != SEAL}
+    # Where more is mounted below: bwrap comes first, and a later bind would cover that.
+    around = _around(by_dest)
     for mount in mounts:
         if mount.kind in ("mask-file", "mask-dir") and mount.kind in first:
-            bulk.append(("copy", first[mount.kind], mount.dest))
+            bulk.append((COPY, first[mount.kind], mount.dest))
         elif mount.kind == "hold":
             bulk.append(("ro", mount.source or mount.dest, mount.dest))
-        elif mount.kind == "pin":
-            bulk.append(("pin", mount.dest, mount.dest))
-        elif mount.kind == "ro" and mount.file and _in_host_view(mount, by_dest):
+        elif mount.source in copies:
+            bulk.append(("ro", _inside(mount.source), mount.dest))
+        elif mount.kind in (PIN, SEAL):
+            bulk.append((mount.kind, mount.dest, mount.dest))
+        elif mount.kind == "ro" and mount.dest not in around and _shows_already(mount, by_dest):
             bulk.append(("ro", mount.dest, mount.dest))
         else:
             first.setdefault(mount.kind, mount.dest)
             kept.append(mount)
     return kept, tuple(bulk)
+
+
+def _around(dests: Iterable[str]) -> set[str]:
+    """Every directory above one of these paths."""
+    found: set[str] = set()
+    for dest in dests:
+        above = paths.parent(dest)
+        while above not in found:
+            found.add(above)
+            above = paths.parent(above)
+    return found
 
 
 def duties(mounts: Sequence[Mount], awaited: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -155,6 +228,8 @@ def duties(mounts: Sequence[Mount], awaited: Sequence[str]) -> tuple[tuple[str, 
         operation = HELD.get(mount.kind) or (MASK if mount.level == EXCLUDE else "")
         if not operation or mount.kind == "seal":
             continue
+        if mount.kind == "hold" and (mount.source or not mount.file):
+            operation = HOLD_SOCKET if mount.file else HOLD_DIRECTORY
         above = next((by_dest[p] for p in paths.parents(mount.dest) if p in by_dest), None)
         if above is not None and above.level in (RO, RW) and above.source == above.dest:
             # A mask is read-only and empty already: only the host's own tree can change.
@@ -162,15 +237,12 @@ def duties(mounts: Sequence[Mount], awaited: Sequence[str]) -> tuple[tuple[str, 
     return tuple(found)
 
 
-def _in_host_view(mount: Mount, by_dest: Mapping[str, Mount]) -> bool:
-    """Whether the sandbox already shows the host's own file at a mount's destination."""
+def _shows_already(mount: Mount, by_dest: Mapping[str, Mount]) -> bool:
+    """Whether a mount's destination shows the host's own file already, or a part of /proc."""
     above = next((by_dest[p] for p in paths.parents(mount.dest) if p in by_dest), None)
-    return (
-        mount.source == mount.dest
-        and above is not None
-        and above.level in ("ro", "rw")
-        and above.source == above.dest
-    )
+    if above is None or mount.source != mount.dest:
+        return False
+    return above.kind == "proc" or (above.level in (RO, RW) and above.source == above.dest)
 
 
 def _trampoline(argv: Sequence[str], reset_signals: str, heeded: Sequence[str]) -> tuple[str, ...]:
@@ -193,15 +265,14 @@ def source_path(token: str, places: Places) -> str:
         WORK_TMP: f"{places.work}/tmp",
         WORK_VAR_TMP: f"{places.work}/var-tmp",
         WORK_HOME: f"{places.work}/home",
+        WORK_DOCKER: f"{places.work}/docker.sock",
         PRIVATE_HOME: places.home,
         MASK_DIR: f"{places.masks}/dir",
         MASK_FILE: f"{places.masks}/file",
     }
     if token in fixed:
         return fixed[token]
-    if paths.below(token, DEVICES):
-        return places.devices + token[len(DEVICES) :]
-    for prefix in (WORK_CACHES, WORK_GIT):
+    for prefix in (WORK_CACHES, WORK_GIT, WORK_NET):
         if paths.below(token, prefix):
             return places.work + token[len("@work") :]
     raise HostError(f"cannot build the sandbox: unknown source '{token}'", code="internal-bug")
@@ -220,10 +291,15 @@ def _arguments(
     if kind == "symlink":
         return () if mount.rule == IN_HOME else ("--symlink", mount.source, dest)
     if kind == "text":
-        texts.append(("--file", dest, mount.source.encode() + b"\n"))
-        # Its place in the order matters: a descriptor option is written where the mount stands.
-        return ("--perms", "0444", "--file", descriptor_token(len(texts) - 1), dest)
+        return _file(dest, mount.source + "\n", texts)
     return (SIMPLE[kind], dest)
+
+
+def _file(dest: str, text: str, texts: list[tuple[str, str, bytes]]) -> tuple[str, ...]:
+    """Make a file of the sandbox's own."""
+    texts.append(("--file", dest, text.encode("utf-8", "surrogateescape")))
+    # Its place in the order matters: a descriptor option is written where the mount stands.
+    return ("--perms", "0444", "--file", descriptor_token(len(texts) - 1), dest)
 
 
 # Kinds of mounts that protect something → what the keeper does to hold them.
@@ -237,13 +313,11 @@ BINDS: Mapping[str, str] = {
     "mask-file": "--ro-bind",
     "rw": "--bind",
     "pin": "--bind",
-    "device": "--dev-bind",
 }
 SIMPLE: Mapping[str, str] = {
     "dev": "--dev",
     "proc": "--proc",
     "dir": "--dir",
-    "seal": "--remount-ro",
 }
 
 
@@ -258,5 +332,8 @@ def printable(built: Command) -> list[str]:
         if not dest:
             shown += [option, str(10 + index)]
     for operation, source, dest in built.bulk:
-        shown += ["--bind" if operation == "pin" else "--ro-bind", source, dest]
+        if operation == SEAL:
+            shown += ["--remount-ro", dest]
+        else:
+            shown += ["--bind" if operation == PIN else "--ro-bind", source, dest]
     return [built.program, *shown, "--", *built.command]

@@ -56,7 +56,9 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Groups(Enforcer):
     """One or more cgroups with limits, each with a leaf for the processes."""
 
-    def __init__(self, limits: Limits, groups: Sequence[Group], *, version: int) -> None:
+    def __init__(
+        self, limits: Limits, groups: Sequence[Group], *, version: int, record: str = ""
+    ) -> None:
         self._limits = limits
         self._version = version
         self._locks: dict[str, int] = {}
@@ -64,6 +66,8 @@ class Groups(Enforcer):
         paths = [group.path for group in groups]
         self.describe = f"{listed(limits)} by cgroup v{version} {' '.join(paths)}"
         try:
+            if record:
+                write_down(record, paths)
             for group in groups:
                 self._locks[group.path] = _make(group)
                 for setting in group.settings:
@@ -113,7 +117,7 @@ class Groups(Enforcer):
 
 
 def unified(
-    limits: Limits, name: str, trees: Sequence[Hierarchy], machine: Machine
+    limits: Limits, name: str, trees: Sequence[Hierarchy], machine: Machine, record: str = ""
 ) -> Enforcer | str:
     """Groups in the v2 hierarchy, or why not."""
     tree = next((t for t in trees if not t.controllers), None)
@@ -136,7 +140,7 @@ def unified(
                 vacate(base)
             enable(base, needed)
         group = Group(path=f"{base}/{name}", settings=settings_v2(limits))
-        return Groups(limits, [group], version=2)
+        return Groups(limits, [group], version=2, record=record)
     except OSError as error:
         return f"cgroup v2: cannot use '{error.filename or base}': {reason(error)}"
 
@@ -207,7 +211,9 @@ def enable(group: str, controllers: Iterable[str]) -> None:
     write(f"{group}/cgroup.subtree_control", " ".join(f"+{c}" for c in controllers))
 
 
-def legacy(limits: Limits, name: str, trees: Sequence[Hierarchy]) -> Enforcer | str:
+def legacy(
+    limits: Limits, name: str, trees: Sequence[Hierarchy], record: str = ""
+) -> Enforcer | str:
     """Groups in the v1 hierarchies, or why not."""
     settings: dict[str, tuple[Setting, ...]] = {}
     for limit in wanted_limits(limits):
@@ -223,7 +229,7 @@ def legacy(limits: Limits, name: str, trees: Sequence[Hierarchy]) -> Enforcer | 
         settings[path] = settings.get(path, ()) + settings_v1(limits, controller)
     groups = [Group(path=path, settings=found) for path, found in settings.items()]
     try:
-        return Groups(limits, groups, version=1)
+        return Groups(limits, groups, version=1, record=record)
     except OSError as error:
         return f"cgroup v1: cannot use '{error.filename}': {reason(error)}"
 
@@ -249,6 +255,24 @@ def _make(group: Group) -> int:
             _remove(group.path, seconds=0)
             raise
         return lock
+
+
+def write_down(record: str, paths: Sequence[str]) -> None:
+    """Say which groups a run is about to make."""
+    with open(record, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("\0".join(paths))
+
+
+def remove_recorded(record: str) -> None:
+    """Remove the groups of a dead run. Its last process may have just been killed."""
+    try:
+        with open(record, encoding="utf-8", errors="surrogateescape") as file:
+            paths = file.read().split("\0")
+    except FileNotFoundError:
+        return
+    for path in paths:
+        if os.path.basename(path).startswith(PREFIX):
+            _remove(path, seconds=REMOVE_SECONDS)
 
 
 def _apply(group: str, setting: Setting) -> None:

@@ -67,8 +67,11 @@ def memory_file(content: bytes) -> int:
 
 
 def argument_vector(command: Command, descriptors: Descriptors) -> list[str]:
-    """What is really executed: the options stay out of /proc/*/cmdline."""
-    return [command.program, "--args", str(descriptors.arguments), "--", *command.command]
+    """What is really executed: the options stay out of /proc/*/cmdline.
+
+    The first word is the run's: by it `sweeping` knows what a killed supervisor left behind.
+    """
+    return [f"bwrap-{command.name}", "--args", str(descriptors.arguments), "--", *command.command]
 
 
 def close_inherited(descriptors: Descriptors) -> None:

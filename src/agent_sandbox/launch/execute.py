@@ -8,12 +8,12 @@ because bwrap would die of them and take the command with it unheard.
 from __future__ import annotations
 
 import os
-import termios
+import select
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, HostError, reason
 from ..record import Record
-from . import keeper
+from . import keeper, sweeping
 from .bwrap import SHIELDED
 from .descriptors import (
     Descriptors,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .bwrap import Command
+    from .dockerproxy import Filter
+    from .egress import Network
     from .limits import Enforcer
 else:
     # The C half of `signal`: the Python half builds enumerations for 6–8 ms.
@@ -58,6 +60,12 @@ class Outcome(Record):
     started: bool
     timed_out: bool = False
     exceeded: str = ""
+    # What the user should know about how mounts and network were held.
+    warnings: tuple[str, ...] = ()
+    # What the network's proxy has seen, as JSON; nothing when there was none, or nothing to see.
+    network: bytes = b""
+    # What the Docker filter was asked, as JSON.
+    docker: bytes = b""
 
 
 class ChildStatus:
@@ -67,13 +75,25 @@ class ChildStatus:
         self.fd = fd
         self._text = b""
 
-    def child(self) -> int | None:
-        """The host's pid of the sandbox's pid 1; None when bwrap ended before there was one."""
-        while (pid := self._number(b'"child-pid"')) is None:
-            chunk = os.read(self.fd, 4096)
-            if not chunk:
-                return None
-            self._text += chunk
+    def child(self, outer: int) -> int | None:
+        """The host's pid of the sandbox's pid 1; None when bwrap ended before there was one.
+
+        bwrap's own end is watched: were it killed before it has written, its child, which waits
+        for a word from it, would keep the pipe open for ever.
+        """
+        handle = os.pidfd_open(outer)
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        poller.register(handle, select.POLLIN)
+        try:
+            while (pid := self._number(b'"child-pid"')) is None:
+                ready = [fd for fd, _ in poller.poll()]
+                chunk = os.read(self.fd, 4096) if self.fd in ready else b""
+                if not chunk:
+                    return None
+                self._text += chunk
+        finally:
+            os.close(handle)
         return pid
 
     def reported_exit(self) -> bool:
@@ -158,8 +178,6 @@ class Sandboxed:
         """Wait until the last process inside is gone, so that clean-up races with nobody."""
         if self._handle < 0:
             return
-        import select
-
         poller = select.poll()
         poller.register(self._handle, select.POLLIN)
         poller.poll(int(seconds * 1000))
@@ -184,12 +202,17 @@ class Signals:
         )
         self.shielded: tuple[int, ...] = ()
         self.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (*self.watched, _signal.SIGCHLD))
+        # At once: to ignore a signal later would throw away one that waits (signal(7)). One that
+        # comes from now on waits though it is ignored, because it is blocked.
+        for number in self._shieldable():
+            _signal.signal(number, _signal.SIG_IGN)
+
+    def _shieldable(self) -> tuple[int, ...]:
+        return tuple(n for n in SHIELDED_NUMBERS if n in self.watched)
 
     def shield(self) -> None:
         """Let what is spawned from now on ignore the signals that `env` puts back."""
-        self.shielded = tuple(n for n in SHIELDED_NUMBERS if n in self.watched)
-        for number in self.shielded:
-            _signal.signal(number, _signal.SIG_IGN)
+        self.shielded = self._shieldable()
 
     def pending(self) -> int | None:
         """A signal that asked us to end while nothing had been started."""
@@ -238,54 +261,108 @@ def run(
         return Outcome(code=EXIT_SIGNAL_BASE + number, started=True)
     hide_descriptors()
     kept = keeper.forked(keeper.orders_of(command))
+    network = _network(command)
+    docker = _docker(command)
+    helpers = tuple(helper for helper in (network, docker) if helper is not None)
     descriptors = open_descriptors(command)
     if shield:
         signals.shield()
-    terminal = _Terminal()
+    if network is not None:
+        # Before bwrap, which is ready earlier.
+        network.start()
     outer = spawn(command, descriptors, signals)
     close_inherited(descriptors)
     # Loaded while bwrap is at work: that costs no time.
     from . import finish
 
+    terminal = _Terminal()
     status = ChildStatus(descriptors.status)
-    init = status.child()
+    init = status.child(outer)
     sandboxed = Sandboxed(outer, init or outer)
     try:
-        finish.complete(command, init, enforcer, kept, meanwhile)
+        if docker is not None:
+            docker.start()
+        finished = finish.complete(command, init, enforcer, kept, meanwhile, network=network)
+        if docker is not None:
+            docker.ready()
     except BaseException:
-        # Never released: what could not be finished must not run.
-        sandboxed.kill()
-        sandboxed.join()
-        os.waitpid(outer, 0)
-        os.close(descriptors.release)
-        os.close(descriptors.status)
-        kept.dismiss()
+        _give_up(sandboxed, descriptors, kept)
+        for helper in helpers:
+            helper.abandon()
         raise
+    if not finished and init is not None:
+        # Whatever it waits for, it must not go on by itself.
+        sandboxed.finish()
     release(descriptors)
     outcome = _Watch(sandboxed, signals, timeout, enforcer, kept).until_end()
     # bwrap may have been killed before it had tied its child's life to its own.
     sandboxed.finish()
     sandboxed.join()
+    if init is None:
+        sweeping.end_orphans(command.name)
     kept.end()
+    for helper in helpers:
+        helper.ask()
     terminal.take_back(killed=outcome.code >= EXIT_TIMEOUT)
     # bwrap that fails to build ends with 1; one that was killed had started.
     reported = status.reported_exit()
     flooded = kept.dismiss()
+    seen = network.finish() if network is not None else b""
+    asked = docker.finish() if docker is not None else b""
     return outcome.replace(
-        started=reported or outcome.code >= EXIT_SIGNAL_BASE, exceeded=outcome.exceeded or flooded
+        started=reported or outcome.code >= EXIT_SIGNAL_BASE,
+        exceeded=outcome.exceeded or flooded,
+        warnings=(*kept.warnings, *(said for helper in helpers for said in helper.warnings)),
+        network=seen,
+        docker=asked,
     )
+
+
+def _give_up(sandboxed: Sandboxed, descriptors: Descriptors, kept: keeper.Keeper) -> None:
+    """End what was never released: what could not be finished must not run."""
+    sandboxed.kill()
+    sandboxed.join()
+    os.waitpid(sandboxed.outer, 0)
+    os.close(descriptors.release)
+    os.close(descriptors.status)
+    kept.dismiss()
+
+
+def _network(command: Command) -> Network | None:
+    """Gate and proxy, where the command has them. Before any thread is started: it forks."""
+    if not command.gate:
+        return None
+    from . import egress
+
+    return egress.network(command)
+
+
+def _docker(command: Command) -> Filter | None:
+    """The filter in front of the container engine, where the command has one."""
+    if not command.docker:
+        return None
+    from . import dockerproxy
+
+    return dockerproxy.filtered(command)
 
 
 class _Terminal:
     """Remembers that we were in the terminal's foreground, to be there again at the end."""
 
     def __init__(self) -> None:
+        self._fd, self._ours = -1, False
         try:
             self._fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-            self._ours = os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            return
+        # Only with a terminal: it is a library to be loaded.
+        import termios
+
+        try:
             self._modes = termios.tcgetattr(self._fd)
+            self._ours = os.tcgetpgrp(self._fd) == os.getpgrp()
         except (OSError, termios.error):
-            self._fd, self._ours = -1, False
+            return
 
     def take_back(self, *, killed: bool) -> None:
         """Be in the foreground again, and with a killed command's raw mode undone.
@@ -293,6 +370,8 @@ class _Terminal:
         An interactive shell inside makes itself the foreground; if it was killed it still is.
         """
         if self._ours:
+            import termios
+
             old = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTTOU,))
             try:
                 if os.tcgetpgrp(self._fd) != os.getpgrp():

@@ -26,7 +26,7 @@ def program(state_dir: str, machine: str, level: str) -> bytes:
     from . import seccomp
 
     built = seccomp.build(machine, level)
-    _store(path, identity + built)
+    store(path, identity + built)
     return built
 
 
@@ -37,10 +37,14 @@ def _identity() -> str:
     return " ".join(f"{i.st_dev}:{i.st_ino}:{i.st_size}:{i.st_mtime_ns}" for i in infos)
 
 
-def _store(path: str, data: bytes) -> None:
-    """Another start may do the same: the last one wins, and none is ever half written."""
+def store(path: str, data: bytes) -> None:
+    """Write a file of the state directory, never half.
+
+    Another start may do the same: the last one wins.
+    """
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     fresh = f"{path}.{os.urandom(4).hex()}"
-    with open(fresh, "wb") as file:
+    fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
         file.write(data)
     os.replace(fresh, path)

@@ -6,11 +6,9 @@ Nothing is let go that could not be finished and checked.
 from __future__ import annotations
 
 import os
-import time
 
 from ..errors import HostError
-from ..policy.model import MARKER
-from . import guards, verify
+from . import built, guards, verify
 from .bwrap import MASK
 
 TYPE_CHECKING = False
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .bwrap import Command
+    from .egress import Network
     from .keeper import Keeper
     from .limits import Enforcer
 
@@ -27,39 +26,46 @@ BUILD_SECONDS = 60.0
 
 def complete(
     command: Command, init: int | None, enforcer: Enforcer | None, keeper: Keeper,
-    meanwhile: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
-    """Finish a sandbox. `meanwhile` is done while bwrap and the keeper are at work."""
+    meanwhile: Callable[[], None] | None = None, *, network: Network | None = None,
+) -> bool:  # fmt: skip
+    """Finish a sandbox. `meanwhile` is done while bwrap and the keeper are at work.
+
+    False when there is nothing to let go: bwrap has failed, and says so itself.
+    """
     if init is None:
-        return
+        return False
     keeper.attend(init)
+    if network is not None:
+        network.attend(init)
     try:
         guards.apply(init, command.processes)
     except ProcessLookupError:
-        # bwrap failed and says so itself.
-        return
+        return False
     if enforcer is not None:
         enforcer.attach(init)
     if meanwhile is not None:
         meanwhile()
+    # The host's own table does not wait for bwrap.
+    host = _mount_table("self")
     keeper.ready()
-    _verify(command, init)
-
-
-def _verify(command: Command, init: int) -> None:
-    """Refuse a root that is not the planned one."""
     if not _built(init):
-        # bwrap failed and says so itself; there is nothing to let go.
-        return
+        return False
+    if network is not None:
+        network.ready()
+    return _verify(command, init, host)
+
+
+def _verify(command: Command, init: int, host: list[verify.Entry]) -> bool:
+    """Refuse a root that is not the planned one."""
     planned: dict[str, list[str]] = {}
     for dest, source in command.planned:
         planned.setdefault(dest, []).append(source)
     try:
-        inside, host = _mount_table(str(init)), _mount_table("self")
+        inside = _mount_table(str(init))
     except OSError:
         if os.path.exists(f"/proc/{init}"):
             raise
-        return
+        return False
     masked = {path for operation, path in command.duties if operation == MASK}
     problem = verify.stray(inside, host, planned, masked) or verify.attached(inside)
     if problem:
@@ -69,23 +75,18 @@ def _verify(command: Command, init: int) -> None:
             "there, end it and look at what it does",
             code="root-changed",
         )
+    return True
 
 
 def _built(init: int) -> bool:
-    """Wait for bwrap's last step; it shows at the process's root only after pivot_root(2)."""
-    marker = f"/proc/{init}/root{MARKER}"
-    deadline = time.monotonic() + BUILD_SECONDS
-    while not os.path.exists(marker):
-        if not os.path.exists(f"/proc/{init}"):
-            return False
-        if time.monotonic() > deadline:
-            raise HostError(
-                "cannot see the sandbox that was built, so it cannot be checked",
-                hint="run 'sandboxctl doctor'; /proc must show your own processes",
-                code="root-unseen",
-            )
-        time.sleep(0.0002)
-    return True
+    try:
+        return built.wait(init, BUILD_SECONDS)
+    except TimeoutError as error:
+        raise HostError(
+            "cannot see the sandbox that was built, so it cannot be checked",
+            hint="run 'sandboxctl doctor'; /proc must show your own processes",
+            code="root-unseen",
+        ) from error
 
 
 def _mount_table(process: str) -> list[verify.Entry]:

@@ -14,15 +14,15 @@ import time
 
 from ..policy import paths
 from ..policy.model import MARKER
-from .bwrap import MASK, PIN, READ_ONLY
+from . import built, verify
+from .bwrap import COPY, HOLD_DIRECTORY, HOLD_SOCKET, MASK, PIN, READ_ONLY, SEAL
 from .syscalls import syscall
-from .verify import parse
 
 # linux/mount.h, linux/fcntl.h, linux/nsfs.h, linux/sched.h
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MS_REC, MS_PRIVATE = 16384, 1 << 18
-# MOUNT_ATTR_RDONLY, _NOSUID, _NODEV
-SEALED = 1 | 2 | 4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+SEALED = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, 4, 0x10
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
 NS_GET_USERNS = 0xB701
@@ -32,11 +32,15 @@ NUMBERS = {"x86_64": (308, 165), "aarch64": (268, 40)}
 # Calls added since 5.1 share one table. The last of these came with Linux 5.12.
 SYS_open_tree, SYS_move_mount, SYS_mount_setattr = 428, 429, 442
 READY_SECONDS = 30.0
+ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Held names that nobody needs but us: made again when somebody outside has removed them.
+REMADE = (HOLD_DIRECTORY, HOLD_SOCKET)
 
 
 def join(init: int) -> int:
     """Wait until bwrap has built the root, then enter it. Returns its mount table, open."""
-    _wait_until_built(init)
+    if not built.wait(init, READY_SECONDS):
+        raise ProcessLookupError("the sandbox has ended")
     # Not earlier: the table shows paths as seen from the root that the process has now.
     table = os.open(f"/proc/{init}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     setns, mount = NUMBERS[os.uname().machine]
@@ -44,6 +48,7 @@ def join(init: int) -> int:
     # bwrap's mounts belong to its first user namespace; the command runs in a second one.
     owner = fcntl.ioctl(space, NS_GET_USERNS)
     syscall(setns, owner, CLONE_NEWUSER)
+    _leave_instances()
     deadline = time.monotonic() + READY_SECONDS
     while True:
         syscall(setns, space, CLONE_NEWNS)
@@ -62,16 +67,19 @@ def join(init: int) -> int:
     return table
 
 
-def _wait_until_built(init: int) -> None:
-    """The marker is bwrap's last step, and shows at the process's root only after pivot_root(2)."""
-    marker = f"/proc/{init}/root{MARKER}"
-    deadline = time.monotonic() + READY_SECONDS
-    while not os.path.exists(marker):
-        if not os.path.exists(f"/proc/{init}"):
-            raise ProcessLookupError("the sandbox has ended")
-        if time.monotonic() > deadline:
-            raise TimeoutError("bwrap did not finish building the root")
-        time.sleep(0.0002)
+def _leave_instances() -> None:
+    """Let a sandbox have half of the user's inotify instances; the rest of the system needs some.
+
+    Below /proc/sys/user are the limits of the user namespace that the reader is in: ours by now.
+    """
+    try:
+        with open("/proc/sys/fs/inotify/max_user_instances", "rb") as file:
+            most = int(file.read())
+        with open("/proc/sys/user/max_inotify_instances", "wb") as file:
+            file.write(b"%d" % (most // 2))
+    except (OSError, ValueError):
+        # /proc/sys is read-only in most containers. The keeper can do without instances.
+        return
 
 
 def put(
@@ -115,8 +123,45 @@ def cover(operation: str, path: str) -> bool:
     if operation == MASK:
         _mask(path, is_directory=stat.S_ISDIR(mode))
         return True
-    put(path, path, sealed=operation == READ_ONLY, recursive=True)
+    put(path, path, sealed=operation != PIN, recursive=True)
     return True
+
+
+def remake(operation: str, path: str) -> bool:
+    """Make the placeholder of a held name again; False when that cannot be, or something is there.
+
+    The workspace still lists it for removal. Nothing is followed, and only an empty directory or a
+    socket comes to be, in a directory that the sandbox can write: that is no more than the command
+    itself could make.
+    """
+    here = -1
+    try:
+        here = _enter(paths.parent(path))
+        name = path.rpartition("/")[2]
+        if operation == HOLD_DIRECTORY:
+            os.mkdir(name, 0o755, dir_fd=here)
+        else:
+            os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=here)
+    except OSError:
+        # Somebody was faster, the directory around it is gone, too, or the disk is full: what is
+        # made there is named at the end of the run.
+        return False
+    finally:
+        if here >= 0:
+            os.close(here)
+    return True
+
+
+def _enter(directory: str) -> int:
+    """Open a directory step by step: a link on the way was not there when the name was held."""
+    here = os.open("/", ENTER)
+    for part in directory.split("/")[1:]:
+        try:
+            deeper = os.open(part, ENTER, dir_fd=here) if part else os.dup(here)
+        finally:
+            os.close(here)
+        here = deeper
+    return here
 
 
 def _mask(path: str, *, is_directory: bool, follow: bool = False) -> None:
@@ -144,12 +189,43 @@ def _is_masked(path: str) -> bool:
 def make(operations: list[tuple[str, str, str]]) -> None:
     """The mounts that bwrap could not take, in their order: (operation, source, destination)."""
     for operation, source, dest in operations:
-        put(source, dest, sealed=operation == READ_ONLY, recursive=operation == PIN)
+        if operation == SEAL:
+            seal(dest)
+        else:
+            put(source, dest, sealed=operation == READ_ONLY, recursive=operation != COPY)
 
 
-def uncovered(table: str, duties: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The duties whose path is no mount point in a mount table; from shallow to deep. Pure."""
-    points = {entry.point for entry in parse(table)}
-    found = [duty for duty in duties if duty[1] not in points]
+def seal(path: str) -> None:
+    """Make a mount read-only that is there. A device on it can still be written, not changed."""
+    wanted = MOUNT_ATTR_RDONLY.to_bytes(8, "little") + bytes(24)
+    syscall(
+        SYS_mount_setattr, AT_FDCWD, _raw(path), AT_SYMLINK_NOFOLLOW, wanted, len(wanted)
+    )  # fmt: skip
+
+
+def points(table: str) -> frozenset[str]:
+    """The mount points in a mount table. Pure."""
+    return frozenset(verify.points(table))
+
+
+def uncovered(
+    mounted: frozenset[str], duties: list[tuple[str, str]]
+) -> list[tuple[str, str]]:  # fmt: skip
+    """The duties whose path is no mount point; from shallow to deep. Pure."""
+    found = [duty for duty in duties if duty[1] not in mounted]
     found.sort(key=lambda duty: paths.depth(duty[1]))
     return found
+
+
+def ways(mounted: frozenset[str], lost: list[tuple[str, str]]) -> list[str]:
+    """The directories between mount points and what is not covered, from shallow to deep. Pure.
+
+    Nothing holds them: they may be missing, and the command may put others in their place.
+    """
+    found = set()
+    for _, path in lost:
+        for above in paths.parents(path):
+            if above in mounted:
+                break
+            found.add(above)
+    return sorted(found, key=paths.depth)

@@ -16,12 +16,20 @@ import os
 
 from ..errors import HostError, reason
 from ..record import Record
+from . import apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .bwrap import Command
 
 READY = b"ready\n"
+# Said by a keeper that gets no inotify instance, or no more watches.
+BLIND = "blind"
+WARNINGS = {
+    BLIND: "this user has no inotify instance or watch left (fs.inotify.max_user_instances, "
+    "max_user_watches): excluded names that appeared while the command ran were hidden late, "
+    "since they were looked for only every 20 ms"
+}
 
 
 class Orders(Record):
@@ -60,6 +68,9 @@ class Keeper:
         self._pid = pid
         self._report = report
         self._life = life
+        self._said = b""
+        # What the user should know. Complete after `dismiss`.
+        self.warnings: tuple[str, ...] = ()
 
     def attend(self, init: int) -> None:
         """Tell the keeper which sandbox is its own."""
@@ -73,8 +84,13 @@ class Keeper:
             if not chunk:
                 break
             said += chunk
-        if said != READY:
+        if not said.startswith(READY):
             raise _failed(said.decode("utf-8", "replace").strip() or "the keeper ended")
+        self._said = said.removeprefix(READY)
+
+    def line(self) -> int:
+        """A descriptor of the caller's own that hangs up when the keeper ends, however it ends."""
+        return os.dup(self._report)
 
     def has_died(self) -> bool:
         """Whether our child ended before it was told to."""
@@ -96,7 +112,7 @@ class Keeper:
         milliseconds: nobody has to wait for that.
         """
         self.end()
-        said = b""
+        said = self._said
         if self._report >= 0:
             while chunk := os.read(self._report, 4096):
                 said += chunk
@@ -105,7 +121,9 @@ class Keeper:
         if self._pid > 0:
             os.waitpid(self._pid, os.WNOHANG)
             self._pid = 0
-        return said.removeprefix(READY).decode("utf-8", "replace").strip()
+        words = said.removeprefix(READY).decode("utf-8", "replace").split()
+        self.warnings = tuple(WARNINGS[word] for word in words if word in WARNINGS)
+        return next((word for word in words if word not in WARNINGS), "")
 
 
 def _failed(said: str) -> HostError:
@@ -138,30 +156,21 @@ def forked(orders: Orders) -> Keeper:
 def serve(orders: Orders, report: int, life: int) -> None:
     """Be a keeper, in a process of its own; ends the process."""
     try:
-        report, life = _strip(report, life)
+        report, life = apart.strip(report, life)
         # Now, while bwrap starts; later there is no importing any more.
-        from . import keeping
+        from . import keeping, watching
 
+        # The user's instances may be used up by then, by a sandbox even.
+        instance = watching.instance() if orders.duties else -1
         line = os.read(life, 64)
         if line:
-            keeping.keep(int(line), orders, report, life)
+            keeping.keep(int(line), orders, report, life, instance)
     except ProcessLookupError:
         # bwrap failed, and says so itself.
         os.write(report, READY)
     except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must not start
         said = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         os.write(report, said.encode("utf-8", "replace") + b"\n")
+    # All is said. The kernel frees memory before it closes files, and nobody has to wait for that.
+    os.close(report)
     os._exit(0)
-
-
-def _strip(report: int, life: int) -> tuple[int, int]:
-    """Keep these two descriptors alone: the supervisor's others would live on in here."""
-    null = os.open("/dev/null", os.O_RDWR)
-    high = [os.dup(fd) for fd in (report, life)]
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-    floor = max(high) + 1
-    placed = [os.dup2(fd, floor + index) for index, fd in enumerate(high)]
-    os.closerange(3, floor)
-    os.closerange(floor + 2, 1 << 20)
-    return placed[0], placed[1]

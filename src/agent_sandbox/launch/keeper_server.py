@@ -1,9 +1,10 @@
-"""Forks keepers for a library, whose host program must not be forked itself.
+"""Forks keepers and gates for a library, whose host program must not be forked itself.
 
     python -I -S keeper_server.py FD
 
 One such process serves a whole program, from its first sandbox to its end. FD is a socket; each
-message holds the orders and the two descriptors of one keeper. Also the library's side of it.
+message holds the orders and the descriptors of one process: two for a keeper, three for a gate.
+Also the library's side of it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import gate
     from .keeper import Keeper, Orders
 
 LENGTH = 8
+KEEPERS, GATES = 2, 3
 
 
 class Server:
@@ -41,20 +44,33 @@ class Server:
 
         told, report = os.pipe()
         heard, life = os.pipe()
+        self._ask(orders.dump(), (report, heard), (told, life))
+        return Keeper(0, told, life)
+
+    def gate(self, orders: gate.Orders) -> gate.Gate:
+        """A new gate, forked by the server."""
+        from . import gate
+
+        told, report = os.pipe()
+        heard, life = os.pipe()
+        line, proxys = gate.pair()
+        self._ask(orders.dump(), (report, heard, line), (told, life, proxys))
+        return gate.Gate(0, told, life, proxys)
+
+    def _ask(self, data: bytes, theirs: tuple[int, ...], ours: tuple[int, ...]) -> None:
+        """Send orders and descriptors to the server; closes ours, too, when that fails."""
         try:
-            data = orders.dump()
             size = len(data).to_bytes(LENGTH, "little")
             with self._turn:
-                socket.send_fds(self._socket, [size], [report, heard])
+                socket.send_fds(self._socket, [size], theirs)
                 self._socket.sendall(data)
         except OSError:
-            os.close(told)
-            os.close(life)
+            for fd in ours:
+                os.close(fd)
             raise
         finally:
-            os.close(report)
-            os.close(heard)
-        return Keeper(0, told, life)
+            for fd in theirs:
+                os.close(fd)
 
     def close(self) -> None:
         """Let the process end, and take its exit status."""
@@ -67,20 +83,27 @@ class Server:
 
 
 def main() -> None:
-    """Fork a keeper for every message, until the program is gone."""
+    """Fork a keeper or a gate for every message, until the program is gone."""
     import signal
 
     os.setsid()
     # The children are nobody's to wait for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from agent_sandbox.launch import flood, joined, keeping, watching  # noqa: F401 - once for all
-    from agent_sandbox.launch.keeper import Orders, serve
+    from agent_sandbox.launch import (  # noqa: F401 - once for all
+        flood,
+        gate,
+        joined,
+        keeper,
+        keeping,
+        netns,
+        watching,
+    )
 
     line = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        size, fds, _, _ = socket.recv_fds(line, LENGTH, 2)
-        if len(size) < LENGTH or len(fds) != 2:
+        size, fds, _, _ = socket.recv_fds(line, LENGTH, GATES)
+        if len(size) < LENGTH or len(fds) not in (KEEPERS, GATES):
             os._exit(0)
         data = b""
         wanted = int.from_bytes(size, "little")
@@ -88,7 +111,9 @@ def main() -> None:
             data += line.recv(wanted - len(data)) or os._exit(0)
         if os.fork() == 0:
             try:
-                serve(Orders.load(data), *fds)
+                if len(fds) == KEEPERS:
+                    keeper.serve(keeper.Orders.load(data), *fds)
+                gate.serve(gate.Orders.load(data), *fds)
             finally:
                 os._exit(1)
         for fd in fds:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 
-from . import joined
+from . import apart, joined
 from .crowd import Crowd
 from .flood import Flood
-from .keeper import READY, Orders
+from .keeper import BLIND, READY, Orders
 from .watching import Watching
 
 TYPE_CHECKING = False
@@ -19,29 +18,19 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-# How often places are looked at when the kernel has no watches left, in seconds.
-LOOK_EVERY = 0.25
+# How often places are looked at when the kernel has no watches left, in seconds. One lstat(2) for
+# each name that is awaited: where a mount is lost, the kernel tells in any case.
+LOOK_EVERY = 0.02
 # How often /tmp and root's processes are measured.
 MEASURE_EVERY = 0.5
 
 
-def _forget_files() -> None:
-    """Import nothing from now on.
-
-    Soon every path leads into the sandbox: a module that it has put there would run outside of its
-    pid namespace and its filter.
-    """
-    sys.path.clear()
-    sys.meta_path.clear()
-    sys.path_hooks.clear()
-
-
-def keep(init: int, orders: Orders, report: int, life: int) -> None:
+def keep(init: int, orders: Orders, report: int, life: int, instance: int) -> None:
     """Finish the sandbox's mounts, say so, and hold them until the supervisor lets go."""
-    _forget_files()
+    apart.forget_files()
     handle = os.pidfd_open(init)
     try:
-        post = Post(init, orders, report, handle)
+        post = Post(init, orders, report, handle, instance)
         os.write(report, READY)
         try:
             post.hold(life)
@@ -62,13 +51,16 @@ def _kill(handle: int) -> None:
 class Post:
     """A keeper at its place: it has joined the sandbox and made what it had to make."""
 
-    def __init__(self, init: int, orders: Orders, report: int, handle: int) -> None:
+    def __init__(
+        self, init: int, orders: Orders, report: int, handle: int, instance: int
+    ) -> None:  # fmt: skip
         self._report = report
         self._handle = handle
         table = joined.join(init)
         joined.make(list(orders.bulk))
-        self._watching = Watching(list(orders.duties), table)
+        self._watching = Watching(list(orders.duties), table, instance)
         self._watching.look()
+        self._warned = False
         # What is not the kernel's to limit, by the name of the limit.
         self._measured: dict[str, Flood | Crowd] = {}
         if orders.tmp_bytes:
@@ -79,22 +71,34 @@ class Post:
 
     def hold(self, life: int) -> None:
         """Wait for changes until the supervisor lets go."""
+        watching = self._watching
         poller = select.poll()
         poller.register(life, select.POLLIN)
-        if self._watching.fd >= 0:
-            poller.register(self._watching.fd, select.POLLIN)
+        poller.register(watching.table, select.POLLPRI)
         while True:
-            events = poller.poll(self._pause())
-            if any(fd == life for fd, _ in events):
+            if watching.fd >= 0:
+                poller.register(watching.fd, select.POLLIN)
+            if watching.blind:
+                self._warn()
+            events = {fd for fd, _ in poller.poll(self._pause())}
+            if life in events:
                 return
-            if events:
-                self._watching.heed()
-            elif self._watching.blind:
-                self._watching.look()
+            if watching.fd in events:
+                watching.heed()
+            if watching.table in events:
+                watching.look()
+            elif watching.blind:
+                watching.glance()
             now = time.monotonic()
             if self._measured and now - self._measured_at >= MEASURE_EVERY:
                 self._measured_at = now
                 self._measure()
+
+    def _warn(self) -> None:
+        """Tell the supervisor once that changes may be seen late."""
+        if not self._warned:
+            self._warned = True
+            os.write(self._report, f"{BLIND}\n".encode())
 
     def _pause(self) -> int | None:
         """How long to wait for an event, in milliseconds."""

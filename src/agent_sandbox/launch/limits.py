@@ -31,18 +31,21 @@ __all__ = ["Enforcer", "Machine", "ProcessCount", "enforcer", "hint", "kernel_ve
 NPROC_PER_NAMESPACE = (5, 14)
 
 
-def enforcer(limits: Limits, *, uid: int, name: str, machine: Machine = HERE) -> Enforcer | None:
+def enforcer(
+    limits: Limits, *, uid: int, name: str, record: str = "", machine: Machine = HERE
+) -> Enforcer | None:
     """What enforces these limits here; None when there is nothing to enforce.
 
     `name` (letters, digits and '-') must be unique among the sandboxes that run on this machine.
+    In `record` is written what must be removed should we be killed.
     """
     wanted = wanted_limits(limits)
     if not wanted:
         return None
     trees = hierarchies(read(f"{machine.proc}/self/mountinfo"), read(f"{machine.proc}/self/cgroup"))
     tries: tuple[Callable[[], Enforcer | str], ...] = (
-        lambda: cgroups.unified(limits, cgroups.PREFIX + name, trees, machine),
-        lambda: cgroups.legacy(limits, cgroups.PREFIX + name, trees),
+        lambda: cgroups.unified(limits, cgroups.PREFIX + name, trees, machine, record),
+        lambda: cgroups.legacy(limits, cgroups.PREFIX + name, trees, record),
         lambda: _nproc(limits, uid, machine),
         lambda: scopes.scope(limits, cgroups.PREFIX + name, trees, uid, machine),
     )

@@ -20,7 +20,7 @@ from ..errors import HostError, UsageError, reason
 from ..policy import paths
 from ..policy.triggers import FORBIDDEN, LINK_MARK, Finding
 from ..record import Record
-from . import workspace
+from . import sweeping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ class _Store:
                     # Replaced in the last moment.
                     os.rename(slot, name, src_dir_fd=self._fd, dst_dir_fd=here)
                     raise
+                _sever(self._fd, slot)
         else:
             os.rename(name, beside, src_dir_fd=here, dst_dir_fd=here)
         return kept.id
@@ -275,11 +276,45 @@ def _copy(here: int, name: str, there: int, slot: str) -> None:
     if stat.S_ISLNK(info.st_mode):
         os.symlink(os.readlink(name, dir_fd=here), slot, dir_fd=there)
     else:
-        data = _read(here, name)
-        with open(os.open(slot, CREATE, 0o600, dir_fd=there), "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), stat.S_IMODE(info.st_mode) & 0o777)
+        _duplicate(here, name, there, slot)
     os.unlink(name, dir_fd=here)
+
+
+def _duplicate(here: int, name: str, there: int, slot: str) -> None:
+    """Write a new file with the content, the mode and, as far as we may, the owner of another."""
+    with open(os.open(name, READ, dir_fd=here), "rb") as source:
+        info = os.fstat(source.fileno())
+        data = source.read(MAX_COPY)
+    with open(os.open(slot, CREATE, 0o600, dir_fd=there), "wb") as file:
+        file.write(data)
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), info.st_uid, info.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(info.st_mode) & 0o777)
+
+
+def _sever(there: int, slot: str) -> None:
+    """Make a kept file one that nobody else has.
+
+    A sandbox may have a second name for it, or have it open, and would change what the user has
+    looked at and puts back.
+    """
+    info = os.stat(slot, dir_fd=there, follow_symlinks=False)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_COPY:
+        return
+    fresh = f"{slot}.new"
+    try:
+        _duplicate(there, slot, there, fresh)
+        os.rename(fresh, slot, src_dir_fd=there, dst_dir_fd=there)
+    except OSError:
+        # The disk is full. It is out of the way, and that is what counts.
+        _unlink(fresh, there)
+
+
+def _unlink(name: str, here: int) -> None:
+    try:
+        os.unlink(name, dir_fd=here)
+    except FileNotFoundError:
+        return
 
 
 def _append(index: str, kept: Kept) -> None:
@@ -388,6 +423,7 @@ def _swap(here: int, name: str, there: int, slot: str) -> bool:
     _move(there, slot, here, fresh)
     try:
         _move(here, name, there, slot)
+        _sever(there, slot)
         left = True
     except FileNotFoundError:
         left = False
@@ -406,7 +442,7 @@ def drop(state_dir: str, id: str) -> Kept:
         there = _open_parent(path)
         try:
             if _is_directory(there, path.rpartition("/")[2]):
-                workspace.remove_tree(path)
+                sweeping.remove_tree(path)
             else:
                 os.unlink(path.rpartition("/")[2], dir_fd=there)
         finally:
@@ -422,4 +458,4 @@ def drop(state_dir: str, id: str) -> Kept:
 def _tidy(run: str) -> None:
     """Remove the directory of a run of which nothing is left."""
     if not _rows(run):
-        workspace.remove_tree(run)
+        sweeping.remove_tree(run)

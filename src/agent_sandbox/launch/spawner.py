@@ -22,20 +22,43 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
+class _Request:
+    """A job for the thread, and what became of it."""
+
+    def __init__(self, job: Callable[[], object]) -> None:
+        self.job = job
+        self.begun = False
+        self.over = False
+        self.result: object = None
+        self.failure: BaseException | None = None
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        """On the thread."""
+        try:
+            self.result = self.job()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            self.failure = error
+        self.over = True
+        self._done.release()
+
+    def wait(self) -> None:
+        """Until it is over; a signal handler may raise instead, at any point."""
+        if not self.over:
+            self._done.acquire()
+
+
 class Spawner:
     """Runs start-up calls on a thread of reduced authority, one at a time."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.scoped = False
-        self._turn = _thread.allocate_lock()
-        self._go = _thread.allocate_lock()
-        self._done = _thread.allocate_lock()
-        self._go.acquire()
-        self._done.acquire()
-        self._job: Callable[[], object] = self._shed
-        self._failure: BaseException | None = None
-        self._result: object = None
+        # A request is in here, or has begun, from the moment that it was made: whoever is
+        # interrupted can tell.
+        self._requests: list[_Request] = []
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         _thread.start_new_thread(self._loop, ())
         self.call(self._shed)
 
@@ -53,24 +76,41 @@ class Spawner:
 
     def _loop(self) -> None:
         while True:
-            self._go.acquire()
-            try:
-                self._result, self._failure = self._job(), None
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                self._result, self._failure = None, error
-            self._done.release()
+            os.eventfd_read(self._bell)
+            while self._requests:
+                request = self._requests[0]
+                request.begun = True
+                del self._requests[0]
+                request.run()
 
-    def call(self, job: Callable[[], T]) -> T:
-        """Run `job` on the thread and return what it returns, or raise what it raises."""
-        with self._turn:
-            self._job = job
-            self._go.release()
-            self._done.acquire()
-            failure, result = self._failure, self._result
-            self._failure = self._result = None
-        if failure is not None:
-            raise failure
-        return result  # type: ignore[return-value]
+    def call(self, job: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """Run `job` on the thread and return what it returns, or raise what it raises.
+
+        A signal handler may raise meanwhile (KeyboardInterrupt). The job is not left half way for
+        that: what it has started is undone.
+        """
+        request = _Request(job)
+        try:
+            self._requests.append(request)
+            os.eventfd_write(self._bell, 1)
+            request.wait()
+        except BaseException:
+            self._see_through(request)
+            if request.over and request.failure is None and undo is not None:
+                undo(request.result)  # type: ignore[arg-type]
+            raise
+        if request.failure is not None:
+            raise request.failure
+        return request.result  # type: ignore[return-value]
+
+    def _see_through(self, request: _Request) -> None:
+        """Wait for a request if it was made, whatever handlers raise."""
+        while not request.over and (request.begun or request in self._requests):
+            try:
+                os.eventfd_write(self._bell, 1)
+                request.wait()
+            except BaseException:  # noqa: BLE001, S112 - the first one is raised already
+                continue
 
 
 _current: Spawner | None = None

@@ -43,18 +43,28 @@ class Entry(Record):
 def parse(table: str) -> list[Entry]:
     """The mounts of a namespace, in the order in which they were made."""
     found = []
+    for fields in _lines(table):
+        optional = " ".join(("", *fields[6:8]))
+        found.append(
+            Entry(
+                device=fields[2], root=_plain(fields[3]), point=_plain(fields[4]),
+                attached=" shared:" in optional or " master:" in optional,
+            )
+        )  # fmt: skip
+    return found
+
+
+def points(table: str) -> set[str]:
+    """Where something is mounted."""
+    return {_plain(fields[4]) for fields in _lines(table)}
+
+
+def _lines(table: str) -> Iterable[list[str]]:
     # Not splitlines: a name may hold what Python takes for an end of line, the kernel does not.
     for line in table.split("\n"):
         fields = line.split(" ")
         if len(fields) > 5:
-            attached = any(f.startswith(("shared:", "master:")) for f in fields[6:8])
-            found.append(
-                Entry(
-                    device=fields[2], root=_plain(fields[3]), point=_plain(fields[4]),
-                    attached=attached,
-                )
-            )  # fmt: skip
-    return found
+            yield fields
 
 
 def _plain(field: str) -> str:
@@ -66,17 +76,28 @@ def _plain(field: str) -> str:
     return field
 
 
-def place_of(path: str, host: Iterable[Entry]) -> tuple[str, str]:
+def place_of(path: str, host: Mapping[str, list[Entry]]) -> tuple[str, str]:
     """The device and the directory on it that a path of the host stands for."""
-    best: Entry | None = None
-    for entry in host:
-        if paths.within(path, entry.point) and (
-            best is None or paths.depth(entry.point) >= paths.depth(best.point)
-        ):
-            best = entry
-    if best is None:
-        return "", ""
-    return best.device, paths.normalise(best.root + "/" + path[len(best.point) :])
+    for point in (path, *paths.parents(path)):
+        if point in host:
+            # Mounts may lie on top of each other; the last one is seen.
+            best = host[point][-1]
+            return best.device, _below(best.root, point, path)
+    return "", ""
+
+
+def _below(root: str, point: str, path: str) -> str:
+    """What `path` is, when `point`, at or above it, is `root`."""
+    rest = path[len(point) :] if point != "/" else path
+    return (root if root != "/" else "") + rest.rstrip("/") or "/"
+
+
+def by_point(mounts: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Mounts by the place where they are, in their order."""
+    found: dict[str, list[Entry]] = {}
+    for entry in mounts:
+        found.setdefault(entry.point, []).append(entry)
+    return found
 
 
 def stray(
@@ -88,11 +109,12 @@ def stray(
     `planned`: destination → its sources. `masked`: places that the keeper may have hidden anew.
     """
     seen: dict[str, int] = {}
+    outside = by_point(host)
     for entry in inside:
         seen[entry.point] = seen.get(entry.point, 0) + 1
         if entry.point in OWN or (entry.point in masked and entry.root.endswith(STAND_INS)):
             continue
-        if not any(_fits(entry, dest, source, host) for dest, source in _over(entry, planned)):
+        if not any(_fits(entry, dest, source, outside) for dest, source in _over(entry, planned)):
             return f"'{entry.point}' shows '{entry.root}'"
     for dest, sources in planned.items():
         # A mask on a bind at the same place is a second mount there.
@@ -114,12 +136,12 @@ def _over(entry: Entry, planned: Mapping[str, list[str]]) -> Iterable[tuple[str,
             yield dest, source
 
 
-def _fits(entry: Entry, dest: str, source: str, host: list[Entry]) -> bool:
+def _fits(entry: Entry, dest: str, source: str, host: Mapping[str, list[Entry]]) -> bool:
     """Whether a mount is the planned one, or one of the host that came along below it."""
     if not source:
         return entry.point == dest
     shown = (entry.device, entry.root)
-    behind = paths.normalise(source + "/" + entry.point[len(dest) :])
+    behind = _below(source, dest, entry.point)
     # Mounts may lie on top of each other on the host; all of them come along.
-    carried = any(h.point == behind and (h.device, h.root) == shown for h in host)
+    carried = any((h.device, h.root) == shown for h in host.get(behind, ()))
     return carried or (entry.point == dest and shown == place_of(behind, host))

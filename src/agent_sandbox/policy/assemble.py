@@ -9,7 +9,6 @@ from ..errors import PolicyError
 from ..record import Record
 from . import control, engines, paths
 from .model import (
-    DEVICES,
     DIR,
     EXCLUDE,
     FILE,
@@ -21,6 +20,7 @@ from .model import (
     RW,
     SOCKET,
     WORK_CACHES,
+    WORK_DOCKER,
     WORK_HOME,
     HostFacts,
     Link,
@@ -67,9 +67,10 @@ def view_of(entry: Entry | None) -> str:
 
 
 def _above(entries: Mapping[str, Entry], path: str) -> Entry | None:
-    for ancestor in paths.parents(path):
-        if ancestor in entries:
-            return entries[ancestor]
+    while path != "/":
+        path = paths.parent(path)
+        if path in entries:
+            return entries[path]
     return None
 
 
@@ -93,8 +94,14 @@ def mounts_for(entries: list[Entry], links: list[Link]) -> list[Mount]:
             kept[entry.path] = entry
         if entry.path in kept and view == RW and entry.level != RW:
             _pin(made, kept, above, entry)
+    occupied: set[str] = set()
+    for dest in made:
+        _occupy(occupied, dest)
     for link in links:
-        _place_link(made, kept, link)
+        if link.at not in occupied:
+            _place_link(made, kept, link)
+        if link.at in made:
+            _occupy(occupied, link.at)
     ordered = sorted(made.values(), key=lambda m: (paths.depth(m.dest), m.dest))
     return ordered + [
         Mount(kind="seal", dest=m.dest, rule=m.rule)
@@ -162,11 +169,15 @@ def _is_home(entry: Entry) -> bool:
     return entry.token in (PRIVATE_HOME, WORK_HOME) or paths.below(entry.token, WORK_CACHES)
 
 
+def _occupy(occupied: set[str], path: str) -> None:
+    """Note a path and those above it: something is mounted there or below."""
+    while path not in occupied:
+        occupied.add(path)
+        path = paths.parent(path)
+
+
 def _place_link(made: dict[str, Mount], kept: Mapping[str, Entry], link: Link) -> None:
     """Recreate a link of the host where the host's own tree is not shown."""
-    if any(paths.within(dest, link.at) for dest in made):
-        # Something is mounted there or below, so it must be a directory.
-        return
     holder = _above(kept, link.at)
     if view_of(holder) or (holder is not None and holder.level == EXCLUDE):
         return
@@ -194,7 +205,7 @@ def late_mounts(
                 f"container-engine socket '{path}' stays hidden although "
                 f"{by_dest[path].rule} names it; use --docker to expose the engine"
             )
-    if policy.docker.value == "on":
+    if policy.docker.value != "off":
         late.append(_docker_mount(facts, policy))
     # bwrap's first process holds the host's /proc open for a moment after the command has begun:
     # /proc/1/fd would lead there, /proc/1/mem would let it be steered.
@@ -205,11 +216,9 @@ def late_mounts(
     # them. Whoever may write there may also make the kernel spare them when memory is short.
     late.append(Mount(kind="seal", dest="/proc", rule="always"))
     if facts.uid == 0:
-        # Root owns the host's device nodes and could change their modes through a bind.
-        late += [
-            Mount(kind="device", dest=f"/dev/{name}", source=f"{DEVICES}/{name}", rule="always")
-            for name in DEVICE_NODES
-        ]
+        # Root owns the host's device nodes and could change their modes through bwrap's binds. On
+        # a read-only mount devices can be written all the same.
+        late += [Mount(kind="seal", dest=f"/dev/{name}", rule="always") for name in DEVICE_NODES]
     used = {m.source for m in mounts if m.kind == "hold"}
     for view in (control.EMPTY, control.JSON, *control.SHOWN.values()):
         if view.source in used:
@@ -234,9 +243,10 @@ def _docker_mount(facts: HostFacts, policy: Policy) -> Mount:
             hint="start the engine, or point DOCKER_HOST at its unix socket",
             code="docker-socket-missing",
         )
+    filtered = policy.docker.value == "filtered"
     return Mount(
-        kind="rw", dest=engines.INSIDE, source=socket.real, level=RW,
-        rule=f"docker = on ({policy.docker.source})",
+        kind="rw", dest=engines.INSIDE, source=WORK_DOCKER if filtered else socket.real, level=RW,
+        rule=f"docker = {policy.docker.value} ({policy.docker.source})",
     )  # fmt: skip
 
 

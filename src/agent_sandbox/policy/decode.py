@@ -6,40 +6,19 @@ Unknown keys, wrong types and malformed values are errors. Nothing is guessed an
 from __future__ import annotations
 
 from ..errors import PolicyError
-from ..record import Record
 from . import settings
-from .model import Setting, Source
+from .environment import OURS
+from .model import GLOBAL, Layer, Setting, Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-# Set by us: a policy that names them is refused, since it would break the sandbox or lie about it.
-OURS = (
-    "IN_AGENT_SANDBOX",
-    "AGENT_SANDBOX_PATH",
-    "AGENT_WORK_DIR",
-    "TMPDIR",
-    "HOME",
-    "PWD",
-    "XDG_RUNTIME_DIR",
-)
 
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MAX_AMOUNT = 1e18
 # Longer than any run; the kernel's timers end at 292 years.
 MAX_SECONDS = 100 * 365 * 86400.0
 TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class Layer(Record):
-    """One source of settings, decoded: key of the settings table → value and source."""
-
-    rank: int
-    values: Mapping[str, Setting]
-    file: str = ""
-    # What was decoded; trust is in this text, not in what the file says a moment later.
-    text: str = ""
 
 
 def decode(data: object, *, rank: int, file: str) -> Layer:
@@ -53,6 +32,12 @@ def decode(data: object, *, rank: int, file: str) -> Layer:
                 raise bad(name, file, "must be a table", value)
             for inner, inner_value in value.items():
                 _put(values, f"{name}.{inner}", inner_value, rank, file)
+        elif name in settings.WORD_OR_TABLE and isinstance(value, dict) and value:
+            # `docker = "filtered"`, or a table in which that is called `access`.
+            for inner, inner_value in value.items():
+                plain = inner == settings.WORD_OR_TABLE[name]
+                key = name if plain else f"{name}.{inner}"
+                _put(values, key, inner_value, rank, file)
         elif "." in name:
             # `"filesystem.ro" = …` is one odd name, not a table and a key.
             raise _unknown(name, file)
@@ -65,6 +50,13 @@ def _put(values: dict[str, Setting], key: str, value: object, rank: int, file: s
     row = settings.BY_KEY.get(key)
     if row is None:
         raise _unknown(key, file)
+    if key in settings.USER_ONLY and rank != GLOBAL:
+        # Trust does not help: what it names would be read, or run, outside.
+        raise PolicyError(
+            f"cannot use '{file}': {key} belongs in your own policy file",
+            hint="move it to ~/.config/agent-sandbox/config.toml",
+            code="user-only-key",
+        )
     source = Source(layer=rank, where=f"{file}: {key}")
     values[key] = Setting(value=decode_value(row, value, f"{file}: {key}"), source=source)
 
@@ -199,8 +191,8 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
 
 
 def _is_lifted(row: settings.Row, value: object) -> bool:
-    """Whether a limit that has a default is taken away."""
-    return row.default is not None and value == "none"
+    """Whether a limit that has a default is taken away. Those of containers cannot be."""
+    return row.default is not None and value == "none" and not row.key.startswith("docker.")
 
 
 def _size(row: settings.Row, value: object, where: str) -> object:
@@ -236,14 +228,66 @@ def _paths(row: settings.Row, value: object, where: str) -> object:
     return _strings(row, value, where)
 
 
+def _hosts(row: settings.Row, value: object, where: str) -> object:
+    texts = _strings(row, value, where)
+    if texts:
+        from .endpoints import parse
+
+        for text in texts:
+            parse(text, where, deny=row.key == "deny")
+    return texts
+
+
+def _ports(row: settings.Row, value: object, where: str) -> object:
+    texts = _strings(row, value, where)
+    if texts:
+        from .endpoints import parse_publish
+
+        for text in texts:
+            parse_publish(text, where)
+    return texts
+
+
+def _images(row: settings.Row, value: object, where: str) -> object:
+    texts = _strings(row, value, where)
+    for text in texts:
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise bad(row.key, where, "must be names such as python:3.* or ghcr.io/me/*", text)
+    return texts
+
+
+def _file(row: settings.Row, value: object, where: str) -> object:
+    if not isinstance(value, str) or not value.startswith(("/", "~/")) or not is_text(value):
+        raise bad(row.key, where, "must be a path that begins with / or ~/", value)
+    return value
+
+
+def _secrets(_: settings.Row, value: object, where: str) -> object:
+    from .credentials import decode as entries
+
+    return entries(value, where)
+
+
+def _budgets(_: settings.Row, value: object, where: str) -> object:
+    from .budgets import decode as entries
+
+    return entries(value, where)
+
+
 DECODERS: dict[str, Callable[[settings.Row, object, str], object]] = {
     settings.CHOICE: _choice,
     settings.NAME: _name,
     settings.PATHS: _paths,
+    settings.HOSTS: _hosts,
+    settings.PORTS: _ports,
+    settings.IMAGES: _images,
     settings.PRESETS: _presets,
     settings.NAMES: _names,
     settings.TABLE: _table,
     settings.SIZE: _size,
     settings.COUNT: _count,
     settings.DURATION: _duration,
+    settings.FILE: _file,
+    settings.SECRETS: _secrets,
+    settings.BUDGETS: _budgets,
 }

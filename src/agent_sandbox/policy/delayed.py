@@ -20,6 +20,7 @@ from .triggers import (
     INFO,
     LISTED,
     LOGS,
+    MAX_MODULES,
     MODULES,
     NOTABLE,
     QUARANTINED,
@@ -48,6 +49,21 @@ SCRIPTS = ("scripts", "simple-git-hooks", "gitHooks", "husky", "lint-staged")
 # How many names a finding spells out.
 SHOWN = 6
 ORDER = (FORBIDDEN, NOTABLE, LISTED)
+# Bytes of configurations that are read for one comparison.
+MAX_JUDGED = 1 << 22
+# Lists of steps that a rebase, a cherry-pick or a revert has before it.
+STEPS = ("git-rebase-todo", "todo")
+# Files that git itself rewrites at each step of an operation that was begun. Any other, such as the
+# strategy, which names a program, is as it was at its beginning.
+REWRITTEN = frozenset(
+    {
+        *STEPS, "git-rebase-todo.backup", "done", "msgnum", "end", "message", "message-fixup",
+        "message-squash", "author-script", "stopped-sha", "patch", "amend", "rewritten-list",
+        "rewritten-pending", "current-fixups", "next", "final-commit", "abort-safety", "info",
+        "msg", "msg-clean", "original-commit", "dirtyindex", "head", "refs-to-reset",
+        "update-refs",
+    }
+)  # fmt: skip
 
 
 def compare(before: Snapshot, after: Snapshot, changed: Iterable[str]) -> tuple[Finding, ...]:
@@ -55,6 +71,8 @@ def compare(before: Snapshot, after: Snapshot, changed: Iterable[str]) -> tuple[
     judge = _Judge(before, after)
     found = [finding for path in changed if (finding := judge.path(path)) is not None]
     found += judge.new_repositories()
+    found += judge.begun()
+    found += judge.crowded()
     if not after.complete:
         what = "too many directories or control files: not all were compared"
         found.append(Finding(path="", severity=NOTABLE, who="", what=what))
@@ -67,6 +85,10 @@ class _Judge:
     def __init__(self, before: Snapshot, after: Snapshot) -> None:
         self._before = before
         self._after = after
+        self._begun = _operations(before)
+        # Bytes of configurations that were read, and the user's settings that may move.
+        self._spent = 0
+        self._portable: list[list[Entry]] | None = None
         # Hooks that the user had, by name: a moved or copied repository brings them along.
         self._own_hooks = {
             (_name(path), before.text(path))
@@ -106,6 +128,33 @@ class _Judge:
             for path in self._after.repositories
             if path not in self._before.repositories and self._is_main(path)
         ]
+
+    def begun(self) -> list[Finding]:
+        """Rebases and the like that were not there before: one word of the user's carries them on.
+
+        Their strategy is the name of a program, and their steps may hold commands.
+        """
+        found = []
+        for path in sorted(_operations(self._after) - self._begun):
+            texts = (self._after.text(f"{path}/{name}") for name in STEPS)
+            run = [command for text in texts for command in gitcontrol.commands(text)]
+            what = "begun, and '--continue' would act on what it says"
+            what += f"; it would run: {_some(run)}" if run else ""
+            found.append(Finding(path=path, severity=NOTABLE, who="git", what=what))
+        return found
+
+    def crowded(self) -> list[Finding]:
+        """So many submodules or worktrees that the next sandbox starts slowly, or not at all."""
+        found = []
+        for home, names in sorted(self._after.crowds.items()):
+            new = set(names).difference(self._before.crowds.get(home, ()))
+            if new:
+                what = (
+                    f"{len(names)} directories, and with more than {MAX_MODULES} the next sandbox "
+                    f"may not start: remove these {len(new)} new ones: {_some(new)}"
+                )
+                found.append(Finding(path=home, severity=NOTABLE, who="git", what=what))
+        return found
 
     def _is_main(self, path: str) -> bool:
         above = path.split("/")[:-1]
@@ -159,7 +208,7 @@ class _Judge:
             written = gitcontrol.first_line(text(path))
             if not written.startswith(gitcontrol.POINTER):
                 return None
-            if gitcontrol.points_back(path, text, self._after.repositories):
+            if gitcontrol.points_back(path, self._sparing, self._after.repositories):
                 return None
         return self._forbidden(path, "git would use a repository that does not point back to it")
 
@@ -171,6 +220,16 @@ class _Judge:
         return self._forbidden(path, f"git would run: {_some(new)}") if new else None
 
     def todo(self, path: str, _item: Item) -> Finding | None:
+        """A file of an operation that was begun before the run."""
+        name = _name(path)
+        if paths.parent(path) not in self._begun:
+            # Named as a whole.
+            return None
+        if name not in REWRITTEN:
+            what = "changes how a rebase, or what else was begun, goes on"
+            return Finding(path=path, severity=NOTABLE, who="git", what=what)
+        if name not in STEPS:
+            return None
         known = gitcontrol.commands(self._before.text(path))
         new = [c for c in gitcontrol.commands(self._after.text(path)) if c not in known]
         if not new:
@@ -193,40 +252,57 @@ class _Judge:
         return self._config(path)
 
     def _config(self, path: str) -> Finding | None:
-        data = self._after.text(path) or b""
-        parsed = gitcontrol.parse(data)
         known = self._known(path)
+        data = self._after.text(path) or b""
+        parsed = gitcontrol.parse(data) if self._affords(data) else None
         if parsed is None:
-            return self._forbidden(path, "written in a way that cannot be judged")
+            return self._forbidden(path, "too large, or written in a way that cannot be judged")
         odd = [entry for entry in parsed if not self._is_harmless(path, entry)]
         own = [entry for entry in known or () if not self._is_harmless(path, entry)]
         if gitcontrol.keeps_order(odd, own) or (known is None and self._is_brought_along(odd)):
             return self._addresses(path, parsed, known)
-        new = [gitcontrol.name(entry) for entry in odd if entry not in own]
+        own_ones = set(own)
+        new = [gitcontrol.name(entry) for entry in odd if entry not in own_ones]
         what = f"git would obey: {_some(new or ['settings in another order'])}"
         if known is not None:
             return self._forbidden(path, what)
-        kept = [entry for entry in parsed if entry not in odd]
+        odd_ones = set(odd)
+        kept = [entry for entry in parsed if entry not in odd_ones]
         return self._forbidden(path, what, instead=gitcontrol.rendered(kept))
 
     def _is_brought_along(self, odd: list[Entry]) -> bool:
         """Whether settings are the user's own, from a repository that was moved or copied."""
-        for path, item in self._before.items.items():
-            if is_git(item[0]) and _name(path) in ("config", "config.worktree"):
-                text = (self._before.text(path) or b"").decode("utf-8", "surrogateescape")
-                own = [e for e in gitconfig.entries(text) if gitcontrol.is_portable(e)]
-                if gitcontrol.keeps_order(odd, own):
-                    return True
-        return False
+        if self._portable is None:
+            configs = [
+                self._before.text(path) or b""
+                for path, item in self._before.items.items()
+                if is_git(item[0]) and _name(path) in ("config", "config.worktree")
+            ]
+            parsed = [gitconfig.entries(_text(data)) for data in configs if self._affords(data)]
+            self._portable = [[e for e in every if gitcontrol.is_portable(e)] for every in parsed]
+        return any(gitcontrol.keeps_order(odd, own) for own in self._portable)
+
+    def _affords(self, data: bytes) -> bool:
+        """Whether there is time to read one more configuration: it takes a second a megabyte.
+
+        Whoever makes the end of a run take for ever has somebody kill it before it has acted.
+        """
+        self._spent += len(data)
+        return self._spent <= MAX_JUDGED
+
+    def _sparing(self, path: str) -> bytes | None:
+        """The text of a file; none of a configuration that there is no time to read."""
+        data = self._after.text(path)
+        return None if _name(path) == "config" and not self._affords(data or b"") else data
 
     def _known(self, path: str) -> list[Entry] | None:
         """The settings that a repository had; None for a new one, or one in another's place."""
         home = paths.parent(path)
         then, now = (s.repositories.get(home) for s in (self._before, self._after))
         text = self._before.text(path) if path in self._before.items else None
-        if text is None or (then is not None and then != now):
+        if text is None or (then is not None and then != now) or not self._affords(text):
             return None
-        return gitconfig.entries(text.decode("utf-8", "surrogateescape"))
+        return gitconfig.entries(_text(text))
 
     def _is_harmless(self, path: str, entry: Entry) -> bool:
         if gitcontrol.is_worktree(entry):
@@ -240,11 +316,11 @@ class _Judge:
         """A remote of an existing repository that now lies elsewhere is worth a look."""
         if known is None:
             return None
-        old = {gitcontrol.name(e) for e in known}
+        old, before = {gitcontrol.name(e) for e in known}, set(known)
         new = [
             gitcontrol.name(e)
             for e in parsed
-            if e.key in gitcontrol.ADDRESSES and e not in known and gitcontrol.name(e) in old
+            if e.key in gitcontrol.ADDRESSES and e not in before and gitcontrol.name(e) in old
         ]
         if not new:
             return None
@@ -276,6 +352,11 @@ BY_CONTEXT: dict[str, Callable[[_Judge, str, Item], Finding | None]] = {
     HOOKS: _Judge.hook, WORKTREES: _Judge.link, MODULES: _Judge.link, LOGS: _Judge.link,
     INFO: _Judge.attributes, TODO: _Judge.todo, INCLUDED: _Judge.git_file,
 }  # fmt: skip
+
+
+def _operations(snapshot: Snapshot) -> set[str]:
+    """The directories of operations that were begun."""
+    return {paths.parent(path) for path, item in snapshot.items.items() if _plain(item[0]) == TODO}
 
 
 def _way(context: str, name: str) -> Callable[[_Judge, str, Item], Finding | None]:
@@ -336,6 +417,14 @@ def _some(names: Iterable[str]) -> str:
     every = sorted(set(names))
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(name[:80] for name in every[:SHOWN]) + more
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _plain(context: str) -> str:
+    return context.removesuffix(BARE)
 
 
 def _name(path: str) -> str:

@@ -45,6 +45,15 @@ VARIABLES: tuple[str, ...] = (
 )  # fmt: skip
 
 
+# For clients of a filtered engine: BuildKit's tunnels are refused, so they must not be tried first,
+# and what Ryuk removes is removed at the end of the run.
+CLIENT_SETTINGS: Mapping[str, str] = {
+    "DOCKER_BUILDKIT": "0",
+    "COMPOSE_DOCKER_CLI_BUILD": "0",
+    "TESTCONTAINERS_RYUK_DISABLED": "true",
+}
+
+
 def unix_path(address: str) -> str | None:
     """The path in `unix:///p`, `unix:/p`, `npipe`-free plain `/p`; None for any other address."""
     if address.startswith("unix://"):

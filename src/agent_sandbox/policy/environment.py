@@ -6,13 +6,24 @@ pass either, unless the user named the variable.
 
 from __future__ import annotations
 
-from .decode import OURS
 from .gitconfig import has_userinfo
+from .model import CONTROLLED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .model import HostFacts, Policy
     from .profiles import Profile
+
+# Set by us: a policy that names them is refused, since it would break the sandbox or lie about it.
+OURS = (
+    "IN_AGENT_SANDBOX",
+    "AGENT_SANDBOX_PATH",
+    "AGENT_WORK_DIR",
+    "TMPDIR",
+    "HOME",
+    "PWD",
+    "XDG_RUNTIME_DIR",
+)
 
 PASSED: frozenset[str] = frozenset(
     """
@@ -61,6 +72,7 @@ def build(
     env: dict[str, str] = {}
     why: dict[str, str] = {}
     network = policy.network.value == "on"
+    controlled = policy.network.value in CONTROLLED
     for name, value in facts.env.items():
         listed = name in PASSED or name.startswith(PASSED_PREFIXES)
         if (listed or (network and name in PROXIES)) and not has_userinfo(value):
@@ -69,8 +81,19 @@ def build(
             env[name], why[name] = value, f"profile {profile.name}"
     for kept in policy.env_keep:
         name = str(kept.value)
-        if name in facts.env:
+        # The user's own proxy cannot be reached from there.
+        if name in facts.env and not (controlled and name in PROXIES):
             env[name], why[name] = facts.env[name], str(kept.source)
+    if controlled:
+        from .naming import VARIABLES
+
+        env.update(VARIABLES)
+        why.update(dict.fromkeys(VARIABLES, f"network = {policy.network.value}"))
+    if policy.docker.value == "filtered":
+        from .engines import CLIENT_SETTINGS
+
+        env.update(CLIENT_SETTINGS)
+        why.update(dict.fromkeys(CLIENT_SETTINGS, "docker = filtered"))
     for name, setting in policy.env_set.items():
         env[name], why[name] = str(setting.value), str(setting.source)
     ours = {

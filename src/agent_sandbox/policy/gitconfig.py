@@ -29,6 +29,8 @@ KEY_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789
 
 # What git takes for blanks (GIT_SPACE in its ctype.c).
 BLANKS = " \t\r\n"
+# How many texts are kept in mind.
+REMEMBERED = 32
 
 
 class Entry(Record):
@@ -46,8 +48,23 @@ class Entry(Record):
         return f"{self.section}.{self.key}"
 
 
+_known: dict[str, list[Entry]] = {}
+
+
 def entries(text: str) -> list[Entry]:
-    """Every assignment of a configuration file, in order. What git would refuse is skipped."""
+    """Every assignment of a configuration file, in order. What git would refuse is skipped.
+
+    Remembered for a while: one start asks several questions about the same file.
+    """
+    found = _known.get(text)
+    if found is None:
+        if len(_known) >= REMEMBERED:
+            _known.clear()
+        found = _known[text] = _parsed(text)
+    return found.copy()
+
+
+def _parsed(text: str) -> list[Entry]:
     reader = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     found: list[Entry] = []
     base = ""

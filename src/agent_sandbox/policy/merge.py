@@ -24,9 +24,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .decode import Layer
+    from .model import Layer
 
 DEFAULT_SOURCE = Source(layer=BUILT_IN, where="built-in default")
+NETWORK_KEYS = frozenset(("network", "allow", "deny", "publish"))
+# `learn` reaches what `public` does.
+MODE_WIDTH = {"off": 0, "allow": 1, "public": 2, "learn": 2, "on": 3}
 PATH_KEYS = (("filesystem.rw", RW), ("filesystem.ro", RO), ("filesystem.exclude", EXCLUDE))
 
 
@@ -48,6 +51,7 @@ def merge(
     files = tuple(layer.file for layer in layers if layer.file)
     source = Source(layer=MANDATORY, where="policy files in use stay as they are")
     rules += [Rule(level=RO, pattern=file, glob=False, source=source, quiet=True) for file in files]
+    rules += _secret_files(layers, home)
     set_values: dict[str, Setting] = {}
     for layer in layers:
         entry = layer.values.get("env.set")
@@ -55,8 +59,15 @@ def merge(
             for name, value in entry.value.items():
                 set_values[name] = Setting(value=value, source=entry.source)
     return Policy(
-        network=_last(layers, "network"),
+        network=network_of(layers),
+        allow=tuple(_listed(layers, "allow")),
+        deny=tuple(_listed(layers, "deny")),
+        publish=tuple(_listed(layers, "publish")),
+        secrets=tuple(_listed(layers, "secret")),
+        budgets=tuple(_listed(layers, "budget")),
+        network_ca=str(_last(layers, "network.ca").value or ""),
         docker=_last(layers, "docker"),
+        docker_options=_docker_options(layers),
         home=_last(layers, "home"),
         seccomp=_last(layers, "seccomp"),
         profile=profile,
@@ -75,11 +86,35 @@ def merge(
     )
 
 
+def _docker_options(layers: Sequence[Layer]) -> dict[str, object]:
+    """What the engine's filter is told; nothing where there is none."""
+    if _last(layers, "docker").value != "filtered":
+        return {}
+    found: dict[str, object] = {}
+    for row in settings.ROWS:
+        if row.key.startswith("docker."):
+            name = row.key.partition(".")[2]
+            listed = row.kind == settings.IMAGES
+            value = [s.value for s in _listed(layers, row.key)] if listed else None
+            found[name] = tuple(value) if value is not None else _last(layers, row.key).value
+    return found
+
+
 def _last(layers: Sequence[Layer], key: str) -> Setting:
     for layer in reversed(layers):
         if key in layer.values:
             return layer.values[key]
     return Setting(value=settings.BY_KEY[key].default, source=DEFAULT_SOURCE)
+
+
+def network_of(layers: Sequence[Layer]) -> Setting:
+    """The network's mode: an allow-list says `allow`, unless its layer or a later one says more."""
+    for layer in reversed(layers):
+        if "network" in layer.values:
+            return layer.values["network"]
+        if "allow" in layer.values:
+            return Setting(value="allow", source=layer.values["allow"].source)
+    return Setting(value=settings.BY_KEY["network"].default, source=DEFAULT_SOURCE)
 
 
 def _listed(layers: Sequence[Layer], key: str) -> list[Setting]:
@@ -175,6 +210,18 @@ def _secret_rules(profile: profiles.Profile, home: str) -> list[Rule]:
     ]
 
 
+def _secret_files(layers: Sequence[Layer], home: str) -> list[Rule]:
+    """Files with values that stay outside are shown by no rule."""
+    return [
+        Rule(
+            level=EXCLUDE, pattern=paths.normalise(home + file[1:] if file[0] == "~" else file),
+            glob=False, source=Source(layer=MANDATORY, where=f"secret ({s.source})"), quiet=True,
+        )
+        for s in _listed(layers, "secret")
+        for file in getattr(s.value, "files", ())
+    ]  # fmt: skip
+
+
 def _layer_rules(layer: Layer, project: str, home: str) -> list[Rule]:
     rules = []
     for key, level in PATH_KEYS:
@@ -194,12 +241,17 @@ def _layer_rules(layer: Layer, project: str, home: str) -> list[Rule]:
     return rules
 
 
-def widenings(project: Layer, below: Sequence[Layer]) -> list[str]:
-    """What an untrusted project file asks for beyond the layers below it, paths apart."""
-    found = []
+def widenings(project: Layer, below: Sequence[Layer], above: Sequence[Layer] = ()) -> list[str]:
+    """What an untrusted project file asks for beyond the layers below it, paths apart.
+
+    `above` are the flags: where they restrict the network, a project's lists would open it again.
+    """
+    found = _network_widenings(project, below, above)
     for key, entry in project.values.items():
         row = settings.BY_KEY[key]
         lower = _last(below, key)
+        if key in NETWORK_KEYS:
+            continue
         if row.kind == settings.CHOICE:
             if row.choices.index(str(entry.value)) > row.choices.index(str(lower.value)):
                 found.append(f'{key} = "{entry.value}"')
@@ -210,8 +262,27 @@ def widenings(project: Layer, below: Sequence[Layer]) -> list[str]:
             # A variable can send an agent, and the key it holds, to another server.
             shown = list(entry.value) if isinstance(entry.value, tuple) else entry.value
             found.append(f"{key} = {shown!r}")
+        elif row.kind == settings.IMAGES and isinstance(entry.value, tuple) and entry.value:
+            found.append(f"{key} = {list(entry.value)!r}")
         elif row.kind == settings.PRESETS and isinstance(entry.value, tuple):
             found += _preset_widenings(entry.value, below)
+    return found
+
+
+def _network_widenings(project: Layer, below: Sequence[Layer], above: Sequence[Layer]) -> list[str]:
+    """The mode, if it is wider, and the lists, if anything is closed without them."""
+    if not NETWORK_KEYS & project.values.keys():
+        return []
+    found = []
+    lower, asked = network_of(below), network_of([*below, project])
+    if MODE_WIDTH[str(asked.value)] > MODE_WIDTH[str(lower.value)]:
+        found.append(f'network = "{asked.value}"')
+    if {str(lower.value), str(network_of([*below, *above]).value)} != {"on"}:
+        found += [
+            f"{key} = {list(entry.value)!r}"
+            for key, entry in project.values.items()
+            if key in ("allow", "publish") and isinstance(entry.value, tuple) and entry.value
+        ]
     return found
 
 

@@ -11,6 +11,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .budgets import Budget
+    from .credentials import Secret
+    from .dockerfilter import DockerFilter
+    from .network import Egress, Publish
+
 # Access levels of a path rule.
 RO = "ro"
 RW = "rw"
@@ -25,16 +30,20 @@ FLAGS = 3
 # Protections that no layer may lift: our own files and state.
 MANDATORY = 9
 
+# Network modes with a namespace of their own and a proxy that decides.
+CONTROLLED = ("allow", "public", "learn")
+
 # Sources of mounts that exist only during a run, filled in by the strategy.
 WORK_TMP = "@work/tmp"
 WORK_VAR_TMP = "@work/var-tmp"
 WORK_HOME = "@work/home"
 WORK_CACHES = "@work/caches"
 WORK_GIT = "@work/git"
+WORK_NET = "@work/net"
+WORK_DOCKER = "@work/docker.sock"
 PRIVATE_HOME = "@home"
 MASK_DIR = "@mask/dir"
 MASK_FILE = "@mask/file"
-DEVICES = "@dev"
 
 # Tells whoever is inside where they are; policy cannot cover it.
 MARKER = "/run/agent-sandbox/marker"
@@ -61,6 +70,18 @@ class Setting(Record):
 
     value: object
     source: Source
+
+
+class Layer(Record):
+    """One source of settings, decoded: key of the settings table → value and source."""
+
+    rank: int
+    values: Mapping[str, Setting]
+    file: str = ""
+    # What was decoded; trust is in this text, not in what the file says a moment later.
+    text: str = ""
+    # What the text says, where it had to be parsed for that.
+    parsed: Mapping[str, object] | None = None
 
 
 class Rule(Record):
@@ -103,6 +124,16 @@ class Policy(Record):
     env_keep: tuple[Setting, ...]
     env_set: Mapping[str, Setting]
     limits: Mapping[str, Setting]
+    # Texts of rules for hosts, and of ports that lead inside; each was checked by `decode`.
+    allow: tuple[Setting, ...] = ()
+    deny: tuple[Setting, ...] = ()
+    publish: tuple[Setting, ...] = ()
+    # Values that stay outside, caps, and a file with more certificates.
+    secrets: tuple[Setting, ...] = ()
+    budgets: tuple[Setting, ...] = ()
+    network_ca: str = ""
+    # With docker = "filtered": settings of the filter by their names below `docker.`.
+    docker_options: Mapping[str, object] = {}
     # Files that were read to make this policy; they stay read-only inside.
     files: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -193,6 +224,8 @@ class HostFacts(Record):
     control: tuple[Named, ...] = ()
     # The code of agent-sandbox itself, where it lies in the project.
     own_code: tuple[Match, ...] = ()
+    # Files about names that a proxy's stub replaces, where there is one.
+    naming: tuple[Match, ...] = ()
 
 
 class Mount(Record):
@@ -227,7 +260,6 @@ MOUNT_WORDS = {
     "dir": "directory ",
     "symlink": "link      ",
     "dev": "devices   ",
-    "device": "device    ",
     "proc": "processes ",
     "text": "generated ",
 }
@@ -249,6 +281,7 @@ class Plan(Record):
     env: Mapping[str, str]
     env_sources: Mapping[str, str]
     cwd: str
+    # Whether the host's network is shared.
     network: bool
     docker: bool
     # How narrow the filter of system calls is: "strict", "default" or "off".
@@ -270,4 +303,13 @@ class Plan(Record):
     awaited: tuple[str, ...] = ()
     # Paths that a rule of the user or the project decided, also where that changed nothing.
     decided: Mapping[str, str] = {}
+    # What may leave through the proxy, where there is one; ports of the host that lead inside.
+    egress: Egress | None = None
+    publish: tuple[Publish, ...] = ()
+    # What the proxy puts into requests, how much it lets through, and whom it believes.
+    secrets: tuple[Secret, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    network_ca: str = ""
+    # What the engine's filter is told; None where there is none.
+    docker_filter: DockerFilter | None = None
     notices: tuple[str, ...]

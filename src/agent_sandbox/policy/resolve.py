@@ -13,6 +13,7 @@ from . import assemble, control, environment, paths, profiles
 from .assemble import Entry
 from .model import (
     BUILT_IN,
+    CONTROLLED,
     DIR,
     EXCLUDE,
     FILE,
@@ -23,6 +24,7 @@ from .model import (
     WORK_CACHES,
     WORK_GIT,
     WORK_HOME,
+    WORK_NET,
     WORK_TMP,
     WORK_VAR_TMP,
     HostFacts,
@@ -41,6 +43,10 @@ from .settings import NO_LIMIT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .credentials import Secret
+    from .dockerfilter import DockerFilter
+    from .network import Egress, Publish
 
 RESERVED = ("/", "/dev", "/proc", "/run", "/sys")
 RESERVED_TREES = ("/run/agent-sandbox", "/proc", "/dev")
@@ -72,6 +78,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         _claim_path(claims, links, facts, writable)
     if policy.network.value == "on" and facts.resolver is not None:
         _show(claims, links, facts.resolver, RO, "name resolution")
+    _claim_naming(claims, links, facts)
     _claim_project(claims, links, facts, active)
     _claim_control(claims, policy.rules, facts)
     _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
@@ -89,6 +96,11 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
             f"seccomp is off ({policy.seccomp.source}): the command can use every system call of "
             "the kernel, so a bug in any of them is a way out"
         )
+    egress, publish = _outward(policy, notices)
+    secrets = _secrets(policy, facts, egress, notices, env=env, why=why)
+    if _intercepts(secrets):
+        # Before the marker, which is the last step, and the seal.
+        mounts[-2:-2] = [_certificates()]
     home_mode = str(policy.home.value)
     git = facts.git if "@git" in active else None
     return Plan(
@@ -98,6 +110,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         cwd=cwd,
         network=policy.network.value == "on",
         docker=policy.docker.value == "on",
+        docker_filter=_docker_filter(policy, facts, mounts, entries),
         seccomp=str(policy.seccomp.value),
         limits=_limits(policy),
         profile=profile.name,
@@ -110,8 +123,24 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         git_exclude=_git_exclude(mounts, facts) if git else "",
         awaited=_awaited(policy.rules, facts),
         decided={e.path: str(e.source) for e in entries if e.source.layer > BUILT_IN},
+        egress=egress,
+        publish=publish,
+        secrets=secrets,
+        budgets=tuple(s.value for s in policy.budgets if egress is not None),  # type: ignore[misc]
+        network_ca=policy.network_ca if egress is not None else "",
         notices=(*policy.notices, *notices),
     )
+
+
+def _docker_filter(
+    policy: Policy, facts: HostFacts, mounts: Iterable[Mount], entries: Iterable[Entry]
+) -> DockerFilter | None:
+    if policy.docker.value != "filtered":
+        return None
+    from .dockerfilter import build
+
+    named = {e.path for e in entries if e.source.layer > BUILT_IN}
+    return build(policy, facts, mounts, frozenset(named))
 
 
 class Claims:
@@ -327,6 +356,22 @@ def _claim_git_config(
             )
 
 
+def _claim_naming(claims: Claims, links: list[Link], facts: HostFacts) -> None:
+    """Our own files about names, in place of the host's, where a stub of ours answers."""
+    if not facts.naming:
+        return
+    from .naming import copy_name
+
+    for match in facts.naming:
+        links += match.links
+        claims.add(
+            Entry(
+                path=match.real, level=RO, kind=FILE, exact=True, special="copy",
+                token=f"{WORK_NET}/{copy_name(match.path)}", source=_built_in("name resolution"),
+            )
+        )  # fmt: skip
+
+
 def _claim_path(claims: Claims, links: list[Link], facts: HostFacts, writable: list[str]) -> None:
     """Directories on PATH that nothing else shows.
 
@@ -507,6 +552,42 @@ def _check_working_directory(claims: Claims, facts: HostFacts) -> None:
                 hint="run from another directory, or take the exclude out",
                 code="cwd-excluded",
             )
+
+
+def _outward(policy: Policy, notices: list[str]) -> tuple[Egress | None, tuple[Publish, ...]]:
+    held = policy.deny or policy.publish or policy.budgets
+    if policy.network.value not in CONTROLLED and not held:
+        return None, ()
+    # Not for on and off.
+    from .network import outward
+
+    return outward(policy, notices)
+
+
+def _secrets(
+    policy: Policy, facts: HostFacts, egress: Egress | None, notices: list[str], *,
+    env: dict[str, str], why: dict[str, str],
+) -> tuple[Secret, ...]:  # fmt: skip
+    """Which values the proxy puts into requests; their placeholders take the variables' place."""
+    if not policy.secrets:
+        return ()
+    from . import credentials
+
+    found = credentials.active(policy, egress, facts.env, notices)
+    credentials.put_in(env, why, policy, found)
+    return found
+
+
+def _intercepts(secrets: Iterable[Secret]) -> bool:
+    return any(not one.base_url for one in secrets)
+
+
+def _certificates() -> Mount:
+    """The proxy's own certificate and the host's, before the root is sealed."""
+    from .credentials import BUNDLE, BUNDLE_FILE
+
+    source = f"{WORK_NET}/{BUNDLE_FILE}"
+    return Mount(kind="ro", dest=BUNDLE, source=source, level=RO, file=True, rule="secrets")
 
 
 def _limits(policy: Policy) -> Limits:

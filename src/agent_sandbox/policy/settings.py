@@ -11,12 +11,21 @@ from ..record import Record
 CHOICE = "choice"
 NAME = "name"
 PATHS = "paths"
+HOSTS = "hosts"
+PORTS = "ports"
+IMAGES = "images"
 PRESETS = "presets"
 NAMES = "names"
 TABLE = "table"
 SIZE = "size"
 COUNT = "count"
 DURATION = "duration"
+FILE = "file"
+SECRETS = "secrets"
+BUDGETS = "budgets"
+
+# What a repeatable flag collects.
+LISTS = (PATHS, HOSTS, PORTS, IMAGES)
 
 BOOLEAN_WORDS = {
     "1": "on", "true": "on", "yes": "on", "on": "on",
@@ -45,13 +54,61 @@ ROWS: tuple[Row, ...] = (
         help="agent profile; default: by the command's name, 'none' for none",
     ),
     Row(
-        key="network", kind=CHOICE, flag="--network", default="on", choices=("off", "on"),
-        boolean=True, help="share the host's network, or have none",
+        key="network", kind=CHOICE, flag="--network", default="on",
+        choices=("off", "allow", "public", "learn", "on"), metavar="on|off|allow|public|learn",
+        boolean=True, help="the host's network, none, or what a proxy lets through",
     ),
     Row(
-        key="docker", kind=CHOICE, flag="--docker", default="off", choices=("off", "on"),
-        boolean=True, help="the container engine's socket (on equals root on the host)",
+        key="allow", kind=HOSTS, flag="--allow", metavar="HOST[:PORT]",
+        help="a host to let through; implies --network=allow",
     ),
+    Row(
+        key="deny", kind=HOSTS, flag="--deny", metavar="HOST[:PORT]",
+        help="a host to refuse, whatever allows it",
+    ),
+    Row(
+        key="publish", kind=PORTS, flag="--publish", metavar="[ADDR:]PORT[:PORT]",
+        help="lead a port of this machine to a server inside",
+    ),
+    Row(
+        key="network.ca", kind=FILE,
+        help="more certificates that hosts may be signed by; in your own file only",
+    ),
+    Row(
+        key="secret", kind=SECRETS,
+        help="values that stay outside, put into a header by the proxy; in your own file only",
+    ),
+    Row(key="budget", kind=BUDGETS, help="how much may go to a host in one run"),
+    Row(
+        key="docker", kind=CHOICE, flag="--docker", default="off",
+        choices=("off", "filtered", "on"), metavar="on|off|filtered", boolean=True,
+        help="the container engine's socket (on equals root on the host)",
+    ),
+    Row(
+        key="docker.images", kind=IMAGES, flag="--docker-image", metavar="GLOB",
+        help="an image that containers may be made of, with --docker=filtered",
+    ),
+    Row(
+        key="docker.registries", kind=IMAGES,
+        help="registries, or parts of them, from which such images may be pulled",
+    ),
+    Row(
+        key="docker.keep", kind=CHOICE, flag="--docker-keep", default="off",
+        choices=("off", "on"), boolean=True,
+        help="do not remove what the run has made in the engine",
+    ),
+    Row(
+        key="docker.mode", kind=CHOICE, default="enforce", choices=("enforce", "warn"),
+        help="'warn' logs what would be refused and lets it through: unsafe",
+    ),
+    Row(
+        key="docker.read-only", kind=CHOICE, default="off", choices=("on", "off"), boolean=True,
+        help="only look at what the run has in the engine",
+    ),
+    Row(key="docker.containers", kind=COUNT, default=16, help="containers at a time"),
+    Row(key="docker.memory", kind=SIZE, default=2 << 30, help="memory of each container"),
+    Row(key="docker.cpus", kind=COUNT, default=2, help="processors of each container"),
+    Row(key="docker.pids", kind=COUNT, default=512, help="processes in each container"),
     Row(
         key="home", kind=CHOICE, flag="--home", default="private",
         choices=("ephemeral", "private", "host"), help="what $HOME is inside",
@@ -105,3 +162,7 @@ NO_LIMIT = 1 << 62
 
 BY_KEY: dict[str, Row] = {row.key: row for row in ROWS}
 SECTIONS: tuple[str, ...] = ("filesystem", "env", "limits")
+# Keys that are a word, or a table in which that word has this name.
+WORD_OR_TABLE = {"docker": "access", "network": "mode"}
+# Only in the user's own file: they make us read files and run programs outside.
+USER_ONLY = frozenset(("network.ca", "secret"))

@@ -10,7 +10,7 @@ from ..record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     # mode, dev, ino, size, mtime, ctime, uid, gid, number of names; times in nanoseconds.
     Identity = tuple[int, int, int, int, int, int, int, int, int]
@@ -61,7 +61,22 @@ GIT_DIRECTORIES = {
     "hooks": HOOKS, "info": INFO, "worktrees": WORKTREES, "modules": MODULES,
     "rebase-merge": TODO, "rebase-apply": TODO, "sequencer": TODO, "logs": LOGS,
 }  # fmt: skip
-TODO_FILES = frozenset({"git-rebase-todo", "todo"})
+# Where a directory of an operation that was begun cannot be listed, these are looked for.
+TODO_FILES = frozenset(
+    {
+        "git-rebase-todo",
+        "todo",
+        "opts",
+        "strategy",
+        "strategy_opts",
+        "apply-opt",
+        "head-name",
+        "next",
+    }
+)
+# Each git directory of a submodule or a worktree needs its mounts: with more submodules than these
+# the next start fails, with many more worktrees, too.
+MAX_MODULES = 256
 QUIET_DIRECTORIES = ("node_modules", "site-packages")
 
 
@@ -196,7 +211,7 @@ WANTED: dict[str, frozenset[str]] = {
 }
 # Where each name counts.
 WHOLE = frozenset(
-    {HOOKS, WORKTREES, MODULES, *(c for c, names in TABLE.items() if EVERYTHING in names)}
+    {HOOKS, TODO, WORKTREES, MODULES, *(c for c, names in TABLE.items() if EVERYTHING in names)}
 )
 
 
@@ -270,6 +285,8 @@ class Snapshot(Record):
     repositories: Mapping[str, tuple[int, int]]
     # False: there was more than could be looked at.
     complete: bool = True
+    # Where git keeps submodules and worktrees: what lies there, if it is more than MAX_MODULES.
+    crowds: Mapping[str, Collection[str]] = {}
 
 
 class Finding(Record):

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..policy.triggers import Finding
+    from .containers import Containers
     from .process import Process
+    from .traffic import Traffic
 
 
 async def run(
@@ -77,6 +79,21 @@ class AsyncProcess:
     def changes(self) -> tuple[Finding, ...]:
         """What the run did to files that tools outside act on. Known when it has ended."""
         return self._process.changes
+
+    @property
+    def network(self) -> Traffic:
+        """Whom the command reached or was refused. Known when it has ended."""
+        return self._process.network
+
+    @property
+    def containers(self) -> Containers:
+        """What the command asked of the container engine. Known when it has ended."""
+        return self._process.containers
+
+    @property
+    def exceeded(self) -> str:
+        """The limit that ended the command, or "keeper". Known when it has ended."""
+        return self._process.exceeded
 
     async def wait(self) -> int:
         """Wait for the end."""

@@ -5,12 +5,22 @@ On the launch path. Judging and putting away are loaded only when something has 
 
 from __future__ import annotations
 
+from ..errors import reason
 from ..host.triggers import Watch
 from ..policy.triggers import NOTABLE, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .prepare import Prepared
+
+
+def _not_compared(error: Exception) -> Finding:
+    said = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    what = (
+        f"control files could not be compared or put away: {said}; look at the project's '.git' "
+        "directories before you use git there. The next run will try again"
+    )
+    return Finding(path="", severity=NOTABLE, who="", what=what)
 
 
 class Changes:
@@ -31,12 +41,18 @@ class Changes:
         try:
             found = self._watch.after()
             if found:
-                from ..launch.quarantine import settle
+                from ..launch.quarantine import FAILED, settle
 
                 found = settle(found, state_dir=self._state_dir, run=self._watch.run, act=self._act)
+                failed = any(change.action.startswith(FAILED) for change in found)
+                if failed or self._watch.overrun:
+                    # Forgotten now, what is left would be the user's own to the next run.
+                    self._watch.abandon()
         except Exception as error:  # noqa: BLE001 - the command's own exit code must stand
-            what = f"control files could not be compared: {type(error).__name__}: {error}"
-            found = (Finding(path="", severity=NOTABLE, who="", what=what),)
+            # What an attacker can make fail must not be forgotten: the next run compares with the
+            # same record, as after a crash.
+            self._watch.abandon()
+            return (_not_compared(error),)
         self.forget()
         return found
 

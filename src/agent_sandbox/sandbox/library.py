@@ -10,22 +10,25 @@ prints or exits; errors are exceptions with message, hint and code.
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import os
 import subprocess
 import sys
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, SandboxError, UsageError
-from ..launch import descriptors, execute, finish, keeper, stand_in, workspace
-from ..launch.keeper_server import Server
-from ..launch.spawner import spawner
+from ..launch import (
+    descriptors,
+    stand_in,
+    sweeping,
+)
 from ..policy import decode, model, paths, settings
 from ..record import Record
+from . import starting
 from .changes import Changes
-from .prepare import Prepared, Request, build, check_command, has_limits, make_enforcer, plan
+from .containers import Containers
+from .prepare import Prepared, Request, build, check_command, has_limits, plan
 from .process import Process, sooner
+from .traffic import Traffic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +48,15 @@ class Policy(Record):
     project: str = "."
     # None, here and below: the default of the command line, or what the policy files say.
     network: str | bool | None = None
+    # Hosts to let through and to refuse, as for --allow and --deny; ports as for --publish.
+    allow: Sequence[str] = ()
+    deny: Sequence[str] = ()
+    publish: Sequence[str] = ()
     docker: str | bool | None = None
+    # For docker="filtered": images that containers may be made of, and where they may come from.
+    docker_images: Sequence[str] = ()
+    docker_registries: Sequence[str] = ()
+    docker_keep: bool | None = None
     home: str | None = None
     seccomp: str | None = None
     read: Sequence[str] = ()
@@ -67,7 +78,10 @@ class Policy(Record):
 
 
 POLICY_KEYS: tuple[tuple[str, str], ...] = (
-    ("network", "network"), ("docker", "docker"), ("home", "home"), ("seccomp", "seccomp"),
+    ("network", "network"), ("allow", "allow"), ("deny", "deny"), ("publish", "publish"),
+    ("docker", "docker"), ("docker_images", "docker.images"),
+    ("docker_registries", "docker.registries"), ("docker_keep", "docker.keep"),
+    ("home", "home"), ("seccomp", "seccomp"),
     ("read", "filesystem.ro"),
     ("write", "filesystem.rw"), ("exclude", "filesystem.exclude"),
     ("presets", "filesystem.presets"), ("profile", "profile"), ("keep_env", "env.keep"),
@@ -83,9 +97,9 @@ def policy_values(policy: Policy) -> dict[str, model.Setting]:
         value = getattr(policy, field)
         if value is None or value == ():
             continue
-        if isinstance(value, str) and settings.BY_KEY[key].kind == settings.PATHS:
+        if isinstance(value, str) and settings.BY_KEY[key].kind in settings.LISTS:
             raise UsageError(
-                f"cannot use Policy.{field}: must be a list of paths, not a string",
+                f"cannot use Policy.{field}: must be a list, not a string",
                 code="bad-value",
             )
         where = f"Policy.{field}"
@@ -112,6 +126,10 @@ class Result(Record):
     notices: tuple[str, ...] = ()
     # Control files that the run has changed, and what was done about them.
     changes: tuple[Finding, ...] = ()
+    # Whom the command reached or was refused, where a proxy decides.
+    network: Traffic = Traffic()
+    # What it asked of the container engine, with docker="filtered".
+    containers: Containers = Containers()
 
     @property
     def ok(self) -> bool:
@@ -160,8 +178,10 @@ class Wrapped:
             return
         for fd in self.fds:
             os.close(fd)
+        # Whoever was started may have been killed before it could end its sandbox.
+        sweeping.end_orphans(os.path.basename(self._space.path))
         self.changes = self._changes.settle()
-        workspace.remove(self._space, keep=False)
+        sweeping.remove(self._space, keep=False)
         self._space = None
 
     def __enter__(self) -> Wrapped:
@@ -224,6 +244,8 @@ class Sandbox:
             duration=time.monotonic() - started,
             notices=process.notices,
             changes=process.changes,
+            network=process.network,
+            containers=process.containers,
         )
         if check and not result.ok:
             raise CommandFailed(result)
@@ -237,7 +259,7 @@ class Sandbox:
         """Start a command; streams are as for subprocess.Popen, in bytes."""
         prepared = self.plan(argv, env=env, cwd=cwd)
         check_command(prepared, argv)
-        return _start(prepared, _arguments(argv), stdin, stdout, stderr)
+        return starting.start(prepared, _arguments(argv), stdin, stdout, stderr)
 
     def wrap(
         self, argv: Sequence[str], *, cwd: str | None = None,
@@ -260,7 +282,7 @@ class Sandbox:
         try:
             changes.begin()
         except BaseException:
-            workspace.remove(built.space, keep=False)
+            sweeping.remove(built.space, keep=False)
             raise
         spec = descriptors.memory_file(stand_in.dump(built.command))
         line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec)]
@@ -290,37 +312,6 @@ class Sandbox:
         from .asynchronous import start
 
         return await start(self, argv, cwd=cwd, env=env)
-
-
-_server: Server | None = None
-_creation = _thread.allocate_lock()
-
-
-def _keeper(orders: keeper.Orders) -> keeper.Keeper:
-    """A keeper for one sandbox; somebody may have killed what starts them."""
-    try:
-        return _keepers().keeper(orders)
-    except OSError:
-        _end_server()
-        return _keepers().keeper(orders)
-
-
-def _keepers() -> Server:
-    """What starts this program's keepers; a fork starts anew, since two cannot share one line."""
-    global _server  # noqa: PLW0603 - one per process by nature
-    with _creation:
-        if _server is None or _server.pid != os.getpid():
-            if _server is None:
-                atexit.register(_end_server)
-            _server = Server()
-        return _server
-
-
-def _end_server() -> None:
-    global _server  # noqa: PLW0603 - one per process by nature
-    if _server is not None and _server.pid == os.getpid():
-        _server.close()
-    _server = None
 
 
 class CommandFailed(SandboxError):
@@ -363,49 +354,3 @@ def _adjusted(made: model.Plan, changes: Mapping[str, str | None], cwd: str | No
     inside = paths.normalise(cwd if cwd.startswith("/") else f"{made.project}/{cwd}")
     env["PWD"] = inside
     return made.replace(env=env, env_sources=why, cwd=inside)
-
-
-def _start(
-    prepared: Prepared, argv: tuple[str, ...], stdin: Stream, stdout: Stream, stderr: Stream
-) -> Process:
-    """Start bwrap on the spawner's thread, in a session of its own."""
-    made = prepared.plan
-    built = build(prepared, argv)
-    enforcer = kept = None
-    changes = Changes(prepared, os.path.basename(built.space.path))
-    try:
-        enforcer = make_enforcer(made, prepared.facts.uid, os.path.basename(built.space.path))
-        kept = _keeper(keeper.orders_of(built.command))
-        opened = descriptors.open_descriptors(built.command)
-        line = descriptors.argument_vector(built.command, opened)
-
-        def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(  # noqa: S603 - the argument vector is ours
-                line, stdin=stdin, stdout=stdout, stderr=stderr, env={}, close_fds=True,
-                pass_fds=opened.inherited, start_new_session=True,
-            )  # fmt: skip
-
-        popen = spawner().call(start)
-    except BaseException:
-        if kept is not None:
-            kept.dismiss()
-        if enforcer is not None:
-            enforcer.close()
-        changes.forget()
-        workspace.remove(built.space, keep=False)
-        raise
-    descriptors.close_inherited(opened)
-    status = execute.ChildStatus(opened.status)
-    init = status.child()
-    process = Process(
-        popen, status=status, init=init, space=built.space, enforcer=enforcer, keeper=kept,
-        changes=changes, argv=argv, plan=made,
-    )  # fmt: skip
-    try:
-        finish.complete(built.command, init, enforcer, kept, changes.begin)
-    except BaseException:
-        process.close()
-        os.close(opened.release)
-        raise
-    descriptors.release(opened)
-    return process

@@ -19,8 +19,8 @@ from ..host import command as host_command
 from ..host import facts as host_facts
 from ..host import files, tools
 from ..host.locate import Locator
-from ..launch import bwrap, filters, workspace
-from ..policy import decode, explain, merge, model, paths
+from ..launch import bwrap, filters, sweeping, workspace
+from ..policy import explain, merge, model, paths
 from ..policy.resolve import resolve, widened_paths
 from ..record import Record
 
@@ -50,7 +50,7 @@ class Prepared(Record):
     policy: model.Policy
     facts: model.HostFacts
     plan: model.Plan
-    layers: tuple[decode.Layer, ...]
+    layers: tuple[model.Layer, ...]
 
 
 def plan(request: Request) -> Prepared:
@@ -58,14 +58,14 @@ def plan(request: Request) -> Prepared:
     locator = Locator()
     env = dict(request.env)
     place = host_facts.place(env, request.cwd, locator)
-    layers: list[decode.Layer] = []
+    layers: list[model.Layer] = []
     if request.read_files:
         config = _config_path(request.config, place.path)
-        layers = files.read_layers(env, place.home.real, place.real, config)
-    flags = decode.Layer(rank=model.FLAGS, values=request.values)
+        layers = files.read_layers(env, place.home.real, place.real, config, place.state_dir)
+    flags = model.Layer(rank=model.FLAGS, values=request.values)
     name = request.argv[0] if request.argv else ""
 
-    def decide(chosen: list[decode.Layer]) -> tuple[model.Policy, model.HostFacts, model.Plan]:
+    def decide(chosen: list[model.Layer]) -> tuple[model.Policy, model.HostFacts, model.Plan]:
         policy = merge.merge(
             chosen, project=place.real, home=place.home.real, command=name, env=env
         )
@@ -78,7 +78,7 @@ def plan(request: Request) -> Prepared:
         # The user's own, from a place where no sandbox writes.
         project = None
     below = [layer for layer in layers if layer.rank < model.PROJECT]
-    asked = merge.widenings(project, below) if project is not None else []
+    asked = merge.widenings(project, below, [flags]) if project is not None else []
     if project is not None and asked:
         _require_trust(project, place.state_dir, asked)
     policy, facts, made = decide([*layers, flags])
@@ -90,7 +90,7 @@ def plan(request: Request) -> Prepared:
     return Prepared(policy=policy, facts=facts, plan=made, layers=(*layers, flags))
 
 
-def _project_layer(layers: Sequence[decode.Layer]) -> decode.Layer | None:
+def _project_layer(layers: Sequence[model.Layer]) -> model.Layer | None:
     return next((layer for layer in layers if layer.rank == model.PROJECT), None)
 
 
@@ -109,7 +109,7 @@ def _config_path(config: str | None, cwd: str) -> str | None:
     return paths.normalise(f"{cwd}/{config}")
 
 
-def _require_trust(layer: decode.Layer, state_dir: str, asked: Sequence[str]) -> None:
+def _require_trust(layer: model.Layer, state_dir: str, asked: Sequence[str]) -> None:
     # Only when the project's file asks for more than it may.
     from ..host.trust import is_trusted
 
@@ -243,33 +243,75 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     """
     # Not for a plan alone.
     facts, made = prepared.facts, prepared.plan
+    if made.egress is not None or made.publish:
+        _check_proxy()
+    made, outside = _hand_out(prepared, argv)
     workspace.open_state(facts.state_dir, facts.uid)
-    workspace.sweep(facts.state_dir)
+    sweeping.sweep(facts.state_dir)
     found = find_tools(prepared)
     reset = found.env if heeded and _sees(made, found.env) else ""
     space = workspace.create(facts.state_dir)
     try:
         home = workspace.private_home(facts.state_dir, made.home_key)
         _remember_excludes(prepared)
-        space = workspace.prepare(made, space, home, _git_texts(prepared))
+        _remember_parses(prepared)
+        workspace.prepare(made, space, home, _naming_texts(prepared))
+        if made.secrets:
+            outside = {**outside, **_certificate_file(made, space.path)}
         command = bwrap.command(
             made,
             bwrap.Places(
                 work=space.path,
                 home=home,
                 masks=f"{facts.state_dir}/mask",
-                devices=workspace.devices(facts.state_dir) if facts.uid == 0 else "/dev",
             ),
             argv,
             program=found.bwrap,
             filter_bytes=filters.program(facts.state_dir, os.uname().machine, made.seccomp),
             reset_signals=reset,
             heeded=heeded,
+            copies=_git_texts(prepared),
+            outside=outside,
         )
     except BaseException:
-        workspace.remove(space, keep=False)
+        sweeping.remove(space, keep=False)
         raise
     return Built(command=command, space=space, shield=bool(reset) and "=" not in argv[0])
+
+
+def _hand_out(prepared: Prepared, argv: Sequence[str]) -> tuple[model.Plan, Mapping[str, object]]:
+    """The plan with placeholders in its variables; values of secrets, for the proxy alone."""
+    made = prepared.plan
+    if not made.secrets and not made.network_ca:
+        return made, {}
+    # Only with secrets.
+    from . import credentials
+
+    return credentials.hand_out(made, prepared.facts.env, prepared.facts.home.real, argv)
+
+
+def _certificate_file(made: model.Plan, work: str) -> Mapping[str, object]:
+    """A file that the proxy fills before the command starts, where one is shown."""
+    from ..policy.credentials import BUNDLE_FILE, intercepted
+
+    if not intercepted(made.secrets):
+        return {}
+    path = f"{work}/net/{BUNDLE_FILE}"
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    return {"bundle": path}
+
+
+def _check_proxy() -> None:
+    """Refuse a network that nobody would control: without the proxy there is no start."""
+    from ..launch.egress import PROGRAM
+
+    if not os.path.exists(PROGRAM):
+        raise HostError(
+            f"cannot control the network: the proxy is not available: no '{PROGRAM}'",
+            hint="install agent-sandbox anew, or use --network=off",
+            code="no-proxy",
+        )
 
 
 def _remember_excludes(prepared: Prepared) -> None:
@@ -284,19 +326,44 @@ def _remember_excludes(prepared: Prepared) -> None:
         workspace.remember(memory.place(facts.state_dir, project), text)
 
 
+def _remember_parses(prepared: Prepared) -> None:
+    """Let a later run do without a parser."""
+    if any(layer.parsed is not None for layer in prepared.layers):
+        from ..host import parses
+
+        state_dir = prepared.facts.state_dir
+        data = parses.dump(parses.read(state_dir), prepared.layers)
+        if data:
+            filters.store(parses.place(state_dir), data)
+
+
 def _sees(made: model.Plan, path: str) -> bool:
     return bool(path) and explain.look_up(made, os.path.realpath(path)).level in ("ro", "rw")
 
 
 def _git_texts(prepared: Prepared) -> dict[str, str]:
+    """What git inside reads, by the source of its mount. In memory: it needs no file of a run."""
     texts = {
-        f"git/{index}": config.cleaned
+        f"{model.WORK_GIT}/{index}": config.cleaned
         for index, config in enumerate(prepared.facts.git_config)
         if config.cleaned is not None
     }
     if prepared.plan.git_exclude:
-        texts["git/exclude"] = prepared.plan.git_exclude
+        texts[f"{model.WORK_GIT}/exclude"] = prepared.plan.git_exclude
     return texts
+
+
+def _naming_texts(prepared: Prepared) -> dict[str, str]:
+    """Our own versions of the files about names, by their place in the workspace."""
+    if not prepared.facts.naming:
+        return {}
+    from ..host import names
+    from ..policy import naming
+
+    texts = naming.texts(names.switch(), names.own())
+    return {
+        f"net/{naming.copy_name(match.path)}": texts[match.path] for match in prepared.facts.naming
+    }
 
 
 def preview(prepared: Prepared, argv: Sequence[str]) -> bwrap.Command:
@@ -311,6 +378,7 @@ def preview(prepared: Prepared, argv: Sequence[str]) -> bwrap.Command:
         argv,
         program=program,
         filter_bytes=b"",
+        copies=_git_texts(prepared),
     )
 
 
@@ -320,13 +388,14 @@ def has_limits(made: model.Plan) -> bool:
     return not (limits.memory is None and limits.pids is None and limits.cpu_time is None)
 
 
-def make_enforcer(made: model.Plan, uid: int, name: str) -> Enforcer | None:
+def make_enforcer(made: model.Plan, uid: int, space: Workspace) -> Enforcer | None:
     """The limits of a plan, or None. The module is loaded only when there is one."""
     if not has_limits(made):
         return None
     from ..launch.limits import enforcer
 
-    return enforcer(made.limits, uid=uid, name=name)
+    name, record = os.path.basename(space.path), f"{space.path}/{workspace.GROUPS}"
+    return enforcer(made.limits, uid=uid, name=name, record=record)
 
 
 def start_failed(code: int, said: str = "") -> HostError:

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import _thread
+import os
+import select
 import subprocess
 import time
 
 from ..errors import EXIT_SIGNAL_BASE, HostError
-from ..launch import execute, workspace
+from ..launch import execute, sweeping
+from . import containers
 from .prepare import start_failed
+from .traffic import Traffic, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import signal as _signal
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
     from typing import IO
 
+    from ..launch.dockerproxy import Filter
+    from ..launch.egress import Network
     from ..launch.keeper import Keeper
     from ..launch.limits import Enforcer
     from ..launch.workspace import Workspace
     from ..policy.model import Plan
     from ..policy.triggers import Finding
     from .changes import Changes
+else:
+    import _signal
+
+# What `exceeded` says when the process that held the mounts was killed.
+KEEPER = "keeper"
+
+
+def _end(handle: int) -> None:
+    try:
+        _signal.pidfd_send_signal(handle, _signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
@@ -41,6 +66,8 @@ class Process:
         space: Workspace,
         enforcer: Enforcer | None,
         keeper: Keeper,
+        network: Network | None,
+        docker: Filter | None,
         changes: Changes,
         argv: tuple[str, ...],
         plan: Plan,
@@ -51,6 +78,8 @@ class Process:
         self._space: Workspace | None = space
         self._enforcer = enforcer
         self._keeper = keeper
+        self._network = network
+        self._docker = docker
         self._changes = changes
         self.argv = argv
         self.notices = plan.notices
@@ -62,9 +91,48 @@ class Process:
         self.exceeded = ""
         # What the run did to files that tools outside act on. Known when it has ended.
         self.changes: tuple[Finding, ...] = ()
+        # Whom the command reached or was refused, where a proxy decides. Known when it has ended.
+        self.network = Traffic()
+        # What it asked of the container engine, where a filter decides. Known when it has ended.
+        self.containers = containers.Containers()
         self.stdin: IO[bytes] | None = popen.stdin
         self.stdout: IO[bytes] | None = popen.stdout
         self.stderr: IO[bytes] | None = popen.stderr
+        if init is not None:
+            self._tend(init)
+
+    def _tend(self, init: int) -> None:
+        """End the sandbox when its keeper dies, whatever the program does meanwhile.
+
+        It may read the output for hours and never call `wait`, so a thread waits. It has
+        descriptors of its own: the other ones may be closed, and their numbers used again.
+        """
+        kept: list[int] = []
+        try:
+            kept += [os.pidfd_open(init)]
+            kept += [self._keeper.line()]
+            _thread.start_new_thread(self._wait_for_keeper, (kept[0], kept[1]))
+        except ProcessLookupError:
+            # It has ended already.
+            _close(kept)
+        except (OSError, RuntimeError):
+            # No descriptor or thread left: what nobody watches must not run.
+            _close(kept)
+            self.exceeded = KEEPER
+            self._sandboxed.kill()
+
+    def _wait_for_keeper(self, alive: int, line: int) -> None:
+        poller = select.poll()
+        poller.register(alive, select.POLLIN)
+        # No event is asked for: POLLHUP comes in any case, and what is said is not ours.
+        poller.register(line, 0)
+        poller.poll()
+        poller.unregister(line)
+        if not poller.poll(0):
+            # Nobody holds the mounts any more: a save outside would uncover what is hidden.
+            self.exceeded = KEEPER
+            _end(alive)
+        _close((alive, line))
 
     @property
     def pid(self) -> int:
@@ -164,12 +232,26 @@ class Process:
         # bwrap may have been killed before it had tied its child's life to its own.
         self._sandboxed.finish()
         self._sandboxed.join()
+        if self._sandboxed.init == self._popen.pid:
+            # bwrap was killed before it could say who its child is.
+            sweeping.end_orphans(os.path.basename(self._space.path))
         if self._enforcer is not None:
             self.exceeded = self.exceeded or self._enforcer.exceeded() or ""
             self._enforcer.close()
+        if self._network is not None:
+            self._network.ask()
+        if self._docker is not None:
+            self._docker.ask()
         self.exceeded = self._keeper.dismiss() or self.exceeded
+        self.notices += self._keeper.warnings
+        if self._network is not None:
+            self.network = parse(self._network.finish())
+            self.notices += self._network.warnings
+        if self._docker is not None:
+            self.containers = containers.parse(self._docker.finish())
+            self.notices += self._docker.warnings + containers.warnings(self.containers)
         self.changes = self._changes.settle()
-        workspace.remove(self._space, keep=False)
+        sweeping.remove(self._space, keep=False)
         self._space = None
         if not self._status.reported_exit() and code != 0 and code < EXIT_SIGNAL_BASE:
             raise start_failed(code, self._said)

@@ -19,7 +19,7 @@ import time
 from ...errors import HostError
 from ...host.facts import SYSTEM_TREES
 from ...host.tools import STANDARD_DIRS, find_bwrap
-from ...launch import syscalls, workspace
+from ...launch import sweeping, syscalls
 from ...policy import paths
 
 TYPE_CHECKING = False
@@ -359,7 +359,7 @@ class World:
             if name.startswith(self.tag):
                 _remove(f"/tmp/{name}")
         try:
-            workspace.remove_tree(self.base)
+            sweeping.remove_tree(self.base)
         except OSError:
             # Somebody who got out still writes there. The next selftest removes it.
             pass
@@ -369,7 +369,7 @@ class World:
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         os.chmod(path, 0o700)
-        workspace.remove_tree(path)
+        sweeping.remove_tree(path)
     else:
         os.unlink(path)
 
@@ -406,7 +406,7 @@ def _sweep(place: str) -> None:
             info = os.fstat(fd)
             # A young one may be about to be locked.
             if info.st_uid == os.getuid() and time.time() - info.st_mtime > YOUNG:
-                workspace.remove_tree(path)
+                sweeping.remove_tree(path)
         except OSError:
             continue
         finally:
