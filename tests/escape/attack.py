@@ -367,6 +367,8 @@ class Trial(Record):
                 os.kill(pid, signal.SIGKILL)
             scene.cleanup.close()
             # Not shutil: an attack may leave directories deeper than Python's recursion.
+            if os.getuid():
+                subprocess.run(["chmod", "-R", "u+rwX", base], check=False, capture_output=True)
             subprocess.run(["rm", "-rf", base], check=True)
 
     def run(self) -> None:
@@ -407,6 +409,8 @@ def condition(path: Path) -> object:
     """What a path is now: type, mode, owner and content."""
     try:
         info = path.lstat()
+    except PermissionError:
+        return opened(path)
     except OSError:
         return None
     if stat.S_ISLNK(info.st_mode):
@@ -416,6 +420,17 @@ def condition(path: Path) -> object:
     else:
         content = None
     return info.st_mode, info.st_uid, content
+
+
+def opened(path: Path) -> object:
+    """The same behind a directory that was closed, as its owner can do it. Root needs no such."""
+    closed = next(p for p in reversed(path.parents) if not os.access(p, os.X_OK))
+    mode = stat.S_IMODE(closed.lstat().st_mode)
+    closed.chmod(0o700)
+    try:
+        return condition(path)
+    finally:
+        closed.chmod(mode)
 
 
 def remove(path: Path) -> None:

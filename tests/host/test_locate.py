@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox.errors import PolicyError
 from agent_sandbox.host.locate import Locator, expand_globs
 
 
@@ -218,11 +219,12 @@ def test_a_large_tree_is_read_once_for_all_patterns(
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads every directory")
-def test_a_closed_directory_is_skipped(tree: Path) -> None:
-    """The sandbox cannot read it either."""
+def test_a_closed_directory_of_our_own_is_an_error(tree: Path) -> None:
+    """A sandbox may have closed it, to open it again when nothing in it is hidden."""
     make(tree, "open/x", "closed/x")
     (tree / "closed").chmod(0)
     try:
-        assert globbed(tree, "*/x") == ["open/x"]
+        with pytest.raises(PolicyError, match="cannot look into"):
+            globbed(tree, "*/x")
     finally:
         (tree / "closed").chmod(0o755)

@@ -198,7 +198,10 @@ run.script()
 
 @contextmanager
 def touching_devices(*, alone: bool) -> Iterator[None]:
-    """One control really sets the mode of the host's /dev/null: nobody may look meanwhile."""
+    """One control, root's, really sets the mode of the host's /dev/null: nobody may look then."""
+    if os.getuid():
+        yield
+        return
     with Path("/tmp/agsbx-test-devices.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield

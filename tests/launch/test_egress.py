@@ -109,6 +109,9 @@ def test_the_line_at_the_end_names_the_busiest_and_how_to_allow_them() -> None:
     assert ", … (allow" in traffic.refusals(many)
     denied = traffic.Traffic(contacts=(contact("a.com", rule="a.com", source="flag"),))
     assert traffic.refusals(denied) == "1 host refused: a.com:443"
+    # Its address is what is refused, or its name in TLS.
+    final = traffic.Traffic(contacts=(contact("a.com", final=True),))
+    assert traffic.refusals(final) == "1 host refused: a.com:443"
     assert traffic.refusals(traffic.Traffic()) == ""
 
 

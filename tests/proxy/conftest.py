@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,10 @@ from .lab import LISTENERS, Lab, Server, Space
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Servers and clients of the tests are in this process, both ends of up to thousands of connections.
+_most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (_most, _most))
 
 WEB = "127.0.0.2"
 HOSTS = {

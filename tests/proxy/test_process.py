@@ -167,6 +167,25 @@ def test_cannot_reach_with_http(world: World, what: str) -> None:
     assert world.reached() == before
 
 
+HINTS = {"another host": True, "a denied host": False, "another Host": False,
+         "the LAN by name": False, "metadata by name": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HINTS)
+def test_a_rule_is_suggested_only_where_it_would_help(world: World, what: str) -> None:
+    name, data = HTTP_403[what]
+    assert (b"allow it with" in talk(world.lab.to(name, 80), data)) is HINTS[what]
+
+
+def test_nobody_is_led_to_allow_the_metadata_address(world: World) -> None:
+    ask = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n"
+    hinted = [
+        b"allow it with" in talk(world.lab.inside.connect(address, 80), ask % address.encode())
+        for address in ("169.254.169.254", "168.63.129.16", "1.2.3.4")
+    ]
+    assert hinted == [False, False, True]
+
+
 @pytest.mark.parametrize(
     "address",
     ["1.2.3.4", "127.0.0.1", "127.1.2.3", "169.254.169.254", "10.0.0.5", "198.18.0.7",

@@ -76,6 +76,7 @@ def create(state_dir: str) -> Workspace:
     base = f"{state_dir}/run"
     name = os.urandom(8).hex()
     hidden = f"{base}/{NEW}{name}"
+    gate = -1
     try:
         # Held while the directory is made: who can have it alone finds only leftovers.
         gate = os.open(base, DIRECTORY)
@@ -88,13 +89,16 @@ def create(state_dir: str) -> Workspace:
         os.chmod(f"{hidden}/tmp", 0o1777)  # noqa: S103 - below a closed directory
         os.mkdir(f"{hidden}/tmp/agent-work", 0o700)
         os.rename(hidden, f"{base}/{name}")
-        os.close(gate)
     except OSError as error:
         raise HostError(
             f"cannot make a workspace in '{base}': {reason(error)}",
             hint="check free space and permissions, or set XDG_STATE_HOME",
             code="no-workspace",
         ) from error
+    finally:
+        if gate >= 0:
+            # In a program that lives on, it would keep every later run from sweeping.
+            os.close(gate)
     return Workspace(path=f"{base}/{name}", lock=lock)
 
 

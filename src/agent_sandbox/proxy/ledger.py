@@ -70,6 +70,7 @@ class Entry:
 
     def __init__(self, key: Key) -> None:
         self.key = key
+        self.final = False
         self.count = 0
         # Connections that were made.
         self.opened = 0
@@ -153,14 +154,17 @@ class Ledger:
                     return network.Verdict(allowed=False, rule=text, source=rule.source, reason=why)
         return None
 
-    def note(self, host: str, port: int, verdict: network.Verdict) -> Account:
-        """Count a request, whatever came of it."""
+    def note(
+        self, host: str, port: int, verdict: network.Verdict, *, final: bool = False
+    ) -> Account:
+        """Count a request, whatever came of it; `final`: no rule for the host would change it."""
         reason = verdict.reason[:MAX_REASON]
         key = (host, port, verdict.rule, verdict.source, verdict.allowed, reason)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
                 entry = Entry(key)
+                entry.final = final
                 if len(self._entries) < MAX_ENTRIES:
                     self._entries[key] = entry
                 else:
@@ -211,4 +215,5 @@ def _line(entry: Entry) -> dict[str, str | int | bool]:
     return {
         "host": host, "port": port, "rule": rule, "source": source, "allowed": allowed,
         "count": entry.count, "sent": entry.sent, "received": entry.received, "reason": reason,
+        "final": entry.final,
     }  # fmt: skip

@@ -45,7 +45,7 @@ class Problem(Exception):
         self.host = host
         self.port = port
         self.rule = rule
-        # A deny rule cannot be overruled by --allow.
+        # --allow would not help: a deny rule, an address, or something in the stream decides.
         self.denied = denied
         self.status = status or STATUS[kind]
 

@@ -10,6 +10,7 @@ import asyncio
 import socket
 
 from ..policy import network
+from ..policy.addresses import METADATA_ADDRESSES
 from ..policy.endpoints import LOCAL_ADDRESSES, LOCALHOST
 from . import clienthello, http1, names, refusals, sniff, socks
 from .errand import Ways
@@ -209,15 +210,17 @@ class Streams:
             if over is None:
                 return
             verdict = over
-        self.ledger.note(host, port, verdict)
+        # Nobody is led to open the address from which a machine in a cloud gets its credentials.
+        final = bool(verdict.rule) or host in METADATA_ADDRESSES
+        self.ledger.note(host, port, verdict, final=final)
         raise Problem(
-            FORBIDDEN, verdict.reason, host=host, port=port, rule=verdict.rule,
-            denied=bool(verdict.rule),
-        )  # fmt: skip
+            FORBIDDEN, verdict.reason, host=host, port=port, rule=verdict.rule, denied=final
+        )
 
     def _refusal(self, host: str, port: int, why: str, status: int = 0) -> Problem:
         """A refusal by no rule, noted. No rule would help either."""
-        self.ledger.note(host, port, network.Verdict(allowed=False, rule="", source="", reason=why))
+        verdict = network.Verdict(allowed=False, rule="", source="", reason=why)
+        self.ledger.note(host, port, verdict, final=True)
         return Problem(FORBIDDEN, why, host=host, port=port, denied=True, status=status)
 
     async def _dial(self, host: str, port: int) -> Outlet:
@@ -227,7 +230,7 @@ class Streams:
         except Problem as problem:
             if problem.kind != UNREACHABLE:
                 verdict = verdict.replace(allowed=False, rule=problem.rule, reason=problem.why)
-            self.ledger.note(host, port, verdict)
+            self.ledger.note(host, port, verdict, final=problem.denied)
             raise
         try:
             # Again, in one step with the count: others were dialling, too, and rules may be new.

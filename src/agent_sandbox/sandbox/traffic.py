@@ -30,6 +30,8 @@ class Contact(Record):
     # Bytes to the host and from it.
     sent: int = 0
     received: int = 0
+    # A refusal that no rule for this host would change.
+    final: bool = False
 
     @property
     def name(self) -> str:
@@ -79,7 +81,7 @@ def refusals(traffic: Traffic) -> str:
     line = f"{len(names)} {'host' if len(names) == 1 else 'hosts'} refused: "
     line += ", ".join(names[:SHOWN_HOSTS]) + more
     # What a rule denies, no other rule allows.
-    wanted = _flags(dict.fromkeys(one.name for one in found if not one.rule))
+    wanted = _flags(dict.fromkeys(one.name for one in found if not (one.rule or one.final)))
     if wanted:
         rest = " …" if len(wanted) > SHOWN_FLAGS else ""
         line += f" (allow with {' '.join(wanted[:SHOWN_FLAGS])}{rest})"
