@@ -27,6 +27,9 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    # A process and the line that ends it.
+    Holder = tuple[int, socket.socket]
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = SOURCE / "agent_sandbox" / "proxy" / "egress.py"
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
@@ -87,24 +90,52 @@ def _make(kind: str, address: str, port: int) -> socket.socket:
     return made
 
 
-def _flood(address: str, port: int, count: int, data: bytes) -> list[socket.socket]:
-    """Begin as many connections as wanted; those that a listener has no room for wait."""
+def _flood(address: str, port: int, count: int, data: bytes) -> tuple[int, list[Holder]]:
+    """Begin as many connections as wanted; those that a listener has no room for wait.
+
+    As many processes hold them as the limit on descriptors asks for: each ends with its line.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    held = []
-    for _ in range(count):
-        one = socket.socket()
-        one.setblocking(False)
-        one.connect_ex((address, port))
-        held.append(one)
-        with contextlib.suppress(OSError):
-            one.send(data)
-    return held
+    begun = 0
+    holders: list[Holder] = []
+    while begun < count:
+        part = min(count - begun, most - 100)
+        mine, its = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            for line in (mine, *(line for _, line in holders)):
+                line.close()
+            held = [_begin(address, port, data) for _ in range(part)]
+            its.send(b"x" * bool(held))
+            its.recv(1)
+            os._exit(0)
+        its.close()
+        begun += part * len(mine.recv(1))
+        holders.append((pid, mine))
+    return begun, holders
+
+
+def _begin(address: str, port: int, data: bytes) -> socket.socket:
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex((address, port))
+    with contextlib.suppress(OSError):
+        one.send(data)
+    return one
+
+
+def _let_go(holders: list[Holder]) -> None:
+    """End those who hold connections, and wait until they have."""
+    while holders:
+        pid, line = holders.pop()
+        line.close()
+        os.waitpid(pid, 0)
 
 
 def _serve(line: socket.socket) -> None:
     """Make sockets until nobody asks any more."""
-    held: list[socket.socket] = []
+    held: list[Holder] = []
     while data := line.recv(4096):
         order = json.loads(data)
         if order["kind"] == "spawn":
@@ -122,12 +153,12 @@ def _serve(line: socket.socket) -> None:
             line.send(str(pid).encode())
             continue
         if order["kind"] == "flood":
-            held = _flood(order["address"], order["port"], order["count"], order["data"].encode())
-            line.send(str(len(held)).encode())
+            data = order["data"].encode()
+            begun, held = _flood(order["address"], order["port"], order["count"], data)
+            line.send(str(begun).encode())
             continue
         if order["kind"] == "release":
-            while held:
-                held.pop().close()
+            _let_go(held)
             line.send(b"ok")
             continue
         try:
