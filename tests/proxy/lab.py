@@ -37,7 +37,7 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}
 MOUNT = {"x86_64": 165, "aarch64": 40}
 MS_BIND = 4096
 SIOCSIFFLAGS, IFF_UP_RUNNING = 0x8914, 0x41
-SECONDS = 10.0
+SECONDS = 30.0
 # What the host has of its own in `outside`; the name server is the test's, or nobody.
 ETC = ("hosts", "resolv.conf")
 RESOLVER = "127.0.0.9"
