@@ -12,7 +12,10 @@ PACKAGES := bubblewrap git tmux valgrind docker.io docker-compose busybox-static
 RUNTIMES := node npm gcc cmake go cargo javac chromium gdb strace
 RUNTIME_PACKAGES := nodejs npm gcc libc6-dev make cmake golang-go cargo default-jdk-headless chromium gdb strace
 ARGS :=
-RUNTIME_TESTS := tests/kernel/test_runtimes.py tests/kernel/test_network_clients.py
+RUNTIME_TESTS := tests/kernel/test_runtimes.py tests/kernel/test_network_clients.py \
+    tests/service/dashboard
+# Real servers; the browser's are above, since Playwright keeps a loop of its own.
+SERVICE_TESTS := tests/service tests/client tests/cli/test_remote.py
 # They start a dockerd of their own, as root.
 ENGINE_TESTS := tests/docker tests/compose/test_started.py
 # For `make fuzz` and `make chaos`: how long, how many, and the seed to begin with (empty: any).
@@ -38,8 +41,12 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: test
-test: dev ## install what tests need and run all of them but the next two
-	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS)) $(ARGS)
+test: dev ## install what tests need and run all of them but the next three
+	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS) $(SERVICE_TESTS)) $(ARGS)
+
+.PHONY: test-service
+test-service: dev ## the sandbox service and its clients
+	@$(PY) -m pytest -n 2 $(SERVICE_TESTS) $(addprefix --ignore=,$(RUNTIME_TESTS)) $(ARGS)
 
 .PHONY: test-docker
 test-docker: dev ## start a container engine, and run what needs one
@@ -58,7 +65,7 @@ fuzz: dev ## feed random input to everything that parses; SECONDS=600 for longer
 .PHONY: chaos
 chaos: dev ## kill parts of sandboxes at random moments; RUNS=2000 for longer, SEED=n again
 	@AGENT_SANDBOX_CHAOS_RUNS=$(RUNS) AGENT_SANDBOX_CHAOS_SEED=$(SEED) \
-	    $(PY) -m pytest -n 2 -m chaos tests/chaos $(ARGS)
+	    $(PY) -m pytest -n 2 -m chaos tests/chaos $(wildcard tests/service/chaos) $(ARGS)
 
 .PHONY: check
 check: dev ## lint, formatting, types
@@ -73,6 +80,7 @@ bench: dev ## what a start costs, next to bare bwrap
 	@$(PY) bench/saves.py
 	@$(PY) bench/docker.py
 	@$(PY) bench/network.py
+	@$(PY) bench/service.py
 
 .PHONY: docs-test
 docs-test: dev ## the documentation says what the code does

@@ -6,7 +6,7 @@
 
 Recording needs bwrap, git and curl. It happens in a throw-away home that appears as /home/you.
 """
-# ruff: noqa: S603, S607, TID253
+# ruff: noqa: S603, S607
 
 from __future__ import annotations
 

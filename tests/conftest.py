@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IS_ROOT = os.geteuid() == 0
 SIGKILL_WAIT = 10.0
+# Of projects; two identities may have the same place.
+_numbers = itertools.count(1)
 
 
 def must_work(condition: object, reason: str) -> None:
@@ -50,7 +52,6 @@ class As:
         self.gid = gid
         self.home = home
         self.shared = shared
-        self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
         return f"As({self.name!r})"
@@ -74,7 +75,7 @@ class As:
     def project(self, under: Path | None = None) -> Path:
         """A fresh, empty project directory."""
         parent = under or self.shared / f"projects-{self.name}"
-        return self.directory(parent / f"project-{next(self._numbers)}")
+        return self.directory(parent / f"project-{next(_numbers)}")
 
     def environ(self, env: Mapping[str, str | None] | None = None) -> dict[str, str]:
         """The clean environment with changes; None takes a variable out."""

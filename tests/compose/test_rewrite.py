@@ -214,7 +214,7 @@ def test_an_anchor_inside_of_an_agent_is_not_changed_for_the_others(use: str) ->
         f"  b:\n    environment: {use}\n"
     )
     tree = parse(secured(text, "service"), "f", "/")
-    assert "SANDBOX_URL" in tree.mapped("services", "a", "environment")
+    assert "SANDBOX_API" in tree.mapped("services", "a", "environment")
     assert set(tree.mapped("services", "b", "environment")) <= {"A", "C"}
     assert "A" in tree.mapped("services", "b", "environment")
 
@@ -225,7 +225,7 @@ def test_what_services_share_is_not_changed_for_the_others() -> None:
     tree = parse(secured(text, "service"), "f", "/")
     assert set(tree.mapped("services", "a", "environment")) == {
         "A",
-        "SANDBOX_URL",
+        "SANDBOX_API",
         "SANDBOX_TOKEN_FILE",
     }
     assert set(tree.mapped("services", "b", "environment")) == {"A"}

@@ -1,189 +1,59 @@
 """The team on a real engine: its agents escape before, and after each solution they do not."""
 
-# ruff: noqa: E501 - scripts for the inside read better in one piece
-
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import engine as engines
 from agent_sandbox.compose import solutions
-from compose.conftest import TEAM, Ctl
-from conftest import ROOT, must_work
+from compose.lab import (
+    AGENTS,
+    GUESS,
+    INSTANCE,
+    JOB_DONE,
+    SERVICE,
+    SOCKET,
+    SOMEONE,
+    WORKERS,
+    Served,
+    Started,
+    Team,
+    as_someone,
+    stocked,
+)
+from conftest import ROOT
 from kernel.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-WORKERS = ("one", "two", "three")
-SOCKET = "/var/run/docker.sock"
-PLAN = """#!/bin/sh
-# Hands out a task to each worker and waits for every result.
-for name in one two three; do echo "task for $name" > /tasks/$name.new; mv /tasks/$name.new /tasks/$name; done
-for name in one two three; do while ! [ -e /results/$name ]; do usleep 20000; done; done
-cat /results/one /results/two /results/three > /results/all.new
-mv /results/all.new /results/all
-exec sleep 1000000
-"""
-# With a sandbox service the job runs there, else here.
-WORK = """#!/bin/sh
-while ! [ -e /tasks/$1 ]; do usleep 20000; done
-if [ -n "$SANDBOX_URL" ]; then
-    until answer=$(wget -q -O - --header "Authorization: Bearer $(cat "$SANDBOX_TOKEN_FILE")" "$SANDBOX_URL/run/$1"); do
-        usleep 20000
-    done
-else
-    answer="$(cat /tasks/$1): done here"
-fi
-echo "$answer" > /results/$1.new
-mv /results/$1.new /results/$1
-exec sleep 1000000
-"""
-# The image's sandboxctl: `docker serve` is the real one. In the place of `serve` stands a program
-# that knows its tokens, and holds the socket.
-SANDBOXCTL = r"""#!/bin/sh
-if [ "$1" = docker ]; then exec PYTHON -I -S /opt/agent_sandbox/cli/entry.py ctl "$@"; fi
-exec perl -e '
-my %known; opendir my $d, "/run/secrets" or die;
-for my $f (grep { !/^\./ } readdir $d) { open my $h, "<", "/run/secrets/$f" or die; my $t = <$h>; chomp $t; $known{$t} = $f }
-die "no socket" unless -S "/var/run/docker.sock"; die "no limit" unless $ENV{MAX_EXECUTION_TIME};
-socket(my $l, 2, 1, 0); setsockopt($l, 1, 2, 1); bind($l, pack("Sna4x8", 2, 8080, "\0\0\0\0")) or die; listen($l, 9);
-while (accept(my $c, $l)) {
-  my $r = ""; while ($r !~ /\r?\n\r?\n/) { sysread($c, my $p, 4096) or last; $r .= $p }
-  my ($t) = $r =~ /^Authorization: Bearer (\S+)/mi; my $who = $known{$t // ""};
-  my $b = $who ? "done by the service for $who\n" : "no\n";
-  syswrite($c, "HTTP/1.0 " . ($who ? "200 OK" : "403 Forbidden") . "\r\nContent-Length: " . length($b) . "\r\n\r\n$b");
-  close $c;
-}'
-"""
-
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """An engine with the team's image and the stand-in's."""
-    for program in ("docker-compose", "perl"):
-        must_work(shutil.which(program), f"needs {program}")
-    with engines.engine() as made:
-        tools = [shutil.which("perl") or "", shutil.which("docker") or ""]
-        group = {"etc/group": "root:x:0:\ndocker:x:999:\n"}
-        made.image(
-            "agent:latest", programs=tools, files={"plan.sh": PLAN, "work.sh": WORK, **group}
-        )
-        made.image("bare:latest", files={"plan.sh": PLAN, "work.sh": WORK, **group})
-        _own_image(made, tools[0], group)
+    with stocked() as made:
         yield made
 
 
-def _own_image(made: Engine, perl: str, group: dict[str, str]) -> None:
-    """As packaging/Dockerfile makes it, but with this machine's Python: nothing can be pulled."""
-    python = "/usr/bin/python3"
-    must_work(os.path.exists(python), f"needs {python}")
-    query = "import sysconfig; print(sysconfig.get_path('stdlib'), sysconfig.get_config_var('DESTSHARED'))"
-    said = subprocess.run([python, "-I", "-c", query], capture_output=True, text=True, check=True)
-    library, modules = map(Path, said.stdout.split())
-    left_out = {
-        "test",
-        "idlelib",
-        "lib2to3",
-        "tkinter",
-        "ensurepip",
-        "site-packages",
-        "dist-packages",
-    }
-    files = {
-        str(path): path.read_text(encoding="utf-8")
-        for path in library.rglob("*.py")
-        if not left_out & set(path.relative_to(library).parts)
-    }
-    source = ROOT / "src" / "agent_sandbox"
-    for path in source.rglob("*.py"):
-        files[f"/opt/agent_sandbox/{path.relative_to(source)}"] = path.read_text()
-    files["bin/sandboxctl"] = SANDBOXCTL.replace("PYTHON", os.path.realpath(python))
-    programs = [perl, os.path.realpath(python), *map(str, modules.glob("*.so"))]
-    made.image(
-        solutions.IMAGE, programs=programs, files={**files, **group}, entrypoint="sandboxctl"
-    )
-
-
-class Team:
-    """A copy of the project, with this engine's socket in the place of the host's."""
-
-    def __init__(self, engine: Engine, directory: Path, image: str = "agent:latest") -> None:
-        self.engine = engine
-        self.ctl = Ctl(directory)
-        self.env = {**engine.env, "OPENAI_API_KEY": "x", "COMPOSE_PROJECT_NAME": "team"}
-        text = (TEAM / "docker-compose.yml").read_text().replace("agent:latest", image)
-        # It takes every capability, which root on a test machine need not have.
-        text = text.replace("    privileged: true\n", "")
-        self.write("docker-compose.yml", text)
-        for name in ("tasks", "results"):
-            (directory / name).mkdir()
-
-    def write(self, name: str, text: str) -> None:
-        for source in (f"- {SOCKET}:", f'- "{SOCKET}:'):
-            text = text.replace(source, source.replace(SOCKET, str(self.engine.socket)))
-        self.ctl.write(
-            name, text.replace("source: /run/docker.sock", f"source: {self.engine.socket}")
-        )
-
-    def secured(self, solution: str, *flags: str) -> str:
-        done = self.ctl(
-            "secure", "docker-compose.yml", "--solution", solution, "-o", "s.yml", *flags
-        )
-        assert done.returncode == 0, done.stderr
-        self.write("s.yml", (self.ctl.directory / "s.yml").read_text())
-        return "s.yml"
-
-    def compose(self, file: str, *words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            ["docker-compose", "-f", file, *words], cwd=self.ctl.directory, env=self.env,
-            capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done
-
-    def verify(self, *words: str) -> tuple[int, dict[tuple[str, str], str], Any]:
-        done = self.ctl("verify", "--json", *words, **self.env)
-        assert done.returncode in (0, 1), done.stderr
-        data = json.loads(done.stdout)
-        return (
-            done.returncode,
-            {(a["service"], a["attack"]): a["outcome"] for a in data["attacks"]},
-            data,
-        )
-
-    def results(self) -> str:
-        """What the team has made together, as soon as it is there."""
-        whole = self.ctl.directory / "results" / "all"
-        assert eventually(whole.exists, 60), self.engine.run("ps", "-a").stdout
-        return whole.read_text()
-
-    def containers(self) -> set[str]:
-        return set(self.engine.run("ps", "-aq", "--no-trunc").stdout.split())
+STRANGER = ("run", "-d", "--name", "stranger", "--label", "stranger", "--network", "none",
+            "agent:latest", "sleep", "1000000")  # fmt: skip
 
 
 @pytest.fixture
 def team(engine: Engine, tmp_path: Path) -> Iterator[Team]:
     made = Team(engine, tmp_path)
     yield made
-    left = made.engine.run("ps", "-aq").stdout.split()
-    if left:
-        made.engine.run("rm", "-f", "-v", *left)
-    made.engine.run("network", "prune", "-f")
+    made.remove("stranger")
 
 
-AGENTS = ("orchestrator", "worker1", "worker2", "worker3")
 HERE_DONE = "".join(f"task for {name}: done here\n" for name in WORKERS)
 
 
@@ -214,24 +84,125 @@ def test_cannot_escape_without_the_socket(team: Team) -> None:
     assert not [a for a in data["addresses"] if a["outcome"] in ("reached", "escaped", "not tried")]
 
 
-def test_cannot_escape_when_a_service_holds_the_socket(team: Team) -> None:
-    """A stand-in answers in the place of `sandboxctl serve`; each agent has its own token."""
-    file = team.secured("service", "--allow-image", "agent:latest")
-    for name in AGENTS:
-        team.ctl.write(f"secrets/{name}-sandbox.token", f"token-of-{name}\n")
+# --- the sandbox service
+
+
+@pytest.fixture(scope="module")
+def served(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Secured, with tokens, and started."""
+    team = Served(engine, tmp_path_factory.mktemp("served"), name="served")
+    file = team.secured("service", "--allow-image", "job:1", "--max-execution-time", "8")
+    as_someone(team.ctl.directory, solutions.make_tokens(AGENTS).partition(": ")[2])
     team.compose(file, "up", "-d")
-    expected = "".join(f"done by the service for worker{n}-sandbox-token\n" for n in (1, 2, 3))
-    assert team.results() == expected
-    code, outcomes, data = team.verify(file)
+    yield team
+    team.remove(INSTANCE)
+
+
+def job(*command: str, **fields: object) -> dict[str, object]:
+    return {"image": "job:1", "cmd": command, **fields}
+
+
+def test_the_team_works_with_the_service(served: Served) -> None:
+    """Every job has run in a container of the allowed image, by the token of its worker."""
+    assert served.results() == "".join(f"task for {name}: {JOB_DONE}\n" for name in WORKERS)
+    ran = {
+        (line["actor"]["agent"], line["action"])
+        for line in served.audit()
+        if line["decision"] == "allow" and line.get("actor")
+    }
+    assert {
+        (f"worker{n}", action) for n in (1, 2, 3) for action in ("exec.start", "exec.end")
+    } <= ran
+
+
+def test_cannot_escape_when_a_service_holds_the_socket(served: Served) -> None:
+    code, outcomes, data = served.verify("s.yml")
     assert code == 0, data
     assert {outcomes[name, "escape"] for name in AGENTS} == {"held"}
     assert outcomes["sandbox-service", "escape"] == "accepted"
-    assert team.verify(file, "--no-accept")[0] == 1
-    wrong = team.engine.run(
-        "exec", "team_worker1_1", "wget", "-q", "-O", "-", "--header",
-        "Authorization: Bearer guess", "http://sandbox-service:8080/run/x", check=False,
-    )  # fmt: skip
-    assert "403" in wrong.stderr
+    assert served.verify("s.yml", "--no-accept", "--service", "sandbox-service")[0] == 1
+
+
+def test_nothing_but_the_service_holds_the_socket(served: Served) -> None:
+    status, made = served.ask("worker2", "/v1/sandboxes", {"image": "job:1"})
+    assert status == 200
+    found = json.loads(served.engine.run("inspect", *served.containers()).stdout)
+    assert [one["Name"] for one in found if made["id"] in one["Name"]]
+    holders = {
+        one["Name"]
+        for one in found
+        if "docker.sock" in json.dumps([one["Mounts"], one["HostConfig"]["Binds"]])
+    }
+    assert holders == {f"/{SERVICE}"}
+    # Root by number, and nothing of root's is left.
+    assert served.service("grep", "CapEff", "/proc/1/status").split()[1] == "0" * 16
+    assert served.service("stat", "-c", "%u %a", "/data") == "0 700\n"
+    assert served.engine.run("exec", SERVICE, "touch", "/x", check=False).returncode
+
+
+def test_cannot_use_the_service_without_a_token_of_ones_own(served: Served) -> None:
+    for token in ("", GUESS):
+        assert served.ask("worker1", "/v1/run", job("true"), token)[0] == 401
+    assert served.refusals() == {"auth.missing", "auth.token"}
+    # It has no other's: each has its own file alone.
+    inside = served.engine.run("exec", "served_worker1_1", "ls", "/run/secrets").stdout
+    assert inside == "worker1-sandbox-token\n"
+    # What is another's does not exist for it.
+    _, made = served.ask("worker2", "/v1/sandboxes", {"image": "job:1"})
+    path = f"/v1/sandboxes/{made['id']}"
+    assert served.ask("worker1", path)[0] == 404
+    assert served.ask("worker1", f"{path}/exec", {"cmd": ["true"]})[0] == 404
+    # The control: with its own token, what is its own.
+    assert served.ask("worker2", f"{path}/exec", {"cmd": ["true"]})[1]["exitCode"] == 0
+
+
+def test_cannot_run_an_image_that_is_not_allowed(served: Served) -> None:
+    for image in ("agent:latest", "job:2", solutions.IMAGE):
+        assert served.ask("worker3", "/v1/run", {**job("true"), "image": image})[0] == 403
+    assert "limits.allowed_images" in served.refusals("worker3")
+    # The control.
+    assert served.ask("worker3", "/v1/run", job("cat", "/done"))[1]["stdout"] == JOB_DONE
+
+
+def test_cannot_run_longer_than_the_file_says(served: Served) -> None:
+    status, answer = served.ask("worker1", "/v1/run", job("sleep", "1000"))
+    assert (status, answer["timedOut"], answer["timeout"]) == (200, True, 8)
+    assert served.ask("worker1", "/v1/run", job("true", timeout=9))[0] == 422
+    assert "limits.max_execution_time" in served.refusals("worker1")
+    assert not served.ask("worker1", "/v1/run", job("sleep", "0.1"))[1]["timedOut"]
+
+
+def test_cannot_fill_the_disk_through_the_service(served: Served) -> None:
+    """The service sees no directory of the engine's: it has to ask."""
+    fill = "n=0; while :; do n=$((n+1)); head -c 4000000 /dev/zero >$n; done"
+    disk = {"resources": {"disk": "20M"}}
+    _, answer = served.ask("worker1", "/v1/run", job("sh", "-c", fill, **disk))
+    assert answer["exceeded"] == "disk"
+    few = "for n in 1 2 3; do head -c 4000000 /dev/zero >$n; done; sleep 1"
+    _, answer = served.ask("worker1", "/v1/run", job("sh", "-c", few, **disk))
+    assert (answer["exceeded"], answer["exitCode"]) == (None, 0)
+
+
+def test_the_service_comes_back_with_what_it_had(served: Served) -> None:
+    """Its data is in a volume, and its tokens in files."""
+    _, made = served.ask("worker2", "/v1/sandboxes", {"image": "job:1"})
+    path = f"/v1/sandboxes/{made['id']}"
+    served.ask("worker2", f"{path}/exec", {"command": "echo kept >f"})
+    lines = len(served.audit())
+    served.engine.run("restart", "-t", "60", SERVICE)
+    state = served.engine.run("inspect", "-f", "{{.State.Status}} {{.RestartCount}}", SERVICE)
+    assert state.stdout == "running 0\n"
+    assert eventually(lambda: _answers(served, path), 60)
+    assert served.ask("worker2", f"{path}/exec", {"cmd": ["cat", "f"]})[1]["stdout"] == "kept\n"
+    assert len(served.audit()) > lines
+
+
+def _answers(served: Served, path: str) -> bool:
+    try:
+        return served.ask("worker2", path)[0] == 200
+    except AssertionError:
+        # Nobody listens yet.
+        return False
 
 
 # From inside the orchestrator, with whatever DOCKER_HOST says: what it can do with the engine. Not
@@ -262,9 +233,7 @@ def _deeds(team: Team) -> set[str]:
 
 def test_cannot_do_more_than_look_with_read_access(team: Team) -> None:
     """The real filter in a container of its own, before the real engine."""
-    team.engine.run(
-        "run", "-d", "--name", "stranger", "--network", "none", "agent:latest", "sleep", "1000000"
-    )
+    team.engine.run(*STRANGER)
     file = team.secured("no-socket", "--read-access", "orchestrator")
     team.compose(file, "up", "-d")
     assert team.results() == HERE_DONE
@@ -288,12 +257,10 @@ def test_cannot_do_more_than_look_with_read_access(team: Team) -> None:
 
 def test_a_read_only_mount_of_the_socket_is_no_read_access(team: Team) -> None:
     """The control: `:ro` in the place of the filter, and everything works."""
-    team.engine.run(
-        "run", "-d", "--name", "stranger", "--network", "none", "agent:latest", "sleep", "1000000"
-    )
+    team.engine.run(*STRANGER)
     text = team.ctl.directory.joinpath("docker-compose.yml").read_text()
-    mount = f"source: {team.engine.socket}\n        target: /var/run/docker.sock\n        read_only: true\n"
-    assert mount in text
+    mount = (f"source: {team.engine.socket}", f"target: {SOCKET}", "read_only: true\n")
+    assert "\n        ".join(mount) in text
     team.compose("docker-compose.yml", "up", "-d")
     assert team.results() == HERE_DONE
     assert _deeds(team) == set(DEEDS)
@@ -348,3 +315,42 @@ def test_verify_needs_a_running_project(engine: Engine, tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "not running" in done.stderr
     assert os.listdir(tmp_path / "tasks") == []
+
+
+# --- the example
+
+EXAMPLE = ROOT / "packaging" / "compose"
+
+
+def _preparations() -> str:
+    """What the file says to do before it is started."""
+    text = (EXAMPLE / "compose.yml").read_text()
+    lines = [line[6:] for line in text.splitlines() if line.startswith("#     ")]
+    return "\n".join(line for line in lines if line.startswith(("mkdir", "for")))
+
+
+@pytest.fixture
+def example(engine: Engine, tmp_path: Path) -> Iterator[Started]:
+    made = Started(engine, tmp_path, "agents", AGENT=f"{SOMEONE}:{SOMEONE}")
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    socket = f"{{services: {{sandbox-service: {{volumes: ['{engine.socket}:{SOCKET}']}}}}}}"
+    made.ctl.write("socket.yml", socket)
+    as_someone(tmp_path, _preparations())
+    yield made
+    made.remove(INSTANCE)
+
+
+def test_the_example_works_and_is_safe(example: Started) -> None:
+    checked = example.ctl("check", "compose.yml", "--fail-on", "low")
+    assert (checked.returncode, checked.stdout.splitlines()[-1]) == (0, "compose.yml: 2 accepted")
+    files = ("compose.yml", "-f", "socket.yml")
+    example.compose(*files, "up", "-d")
+    for worker in ("worker-1", "worker-2"):
+        out = example.ctl.directory / "results" / worker / "out.txt"
+        assert eventually(out.exists, 120), example.compose(*files, "logs").stdout
+        assert out.read_text() == "task 1: 42\n", out.with_name("err.txt").read_text()
+    code, outcomes, data = example.verify("compose.yml")
+    assert code == 0, data
+    assert {outcomes[name, "escape"] for name in ("orchestrator", "worker-1", "worker-2")} == {
+        "held"
+    }

@@ -33,6 +33,10 @@ class Covered(Record):
     """As much of a mount."""
 
     dest: str
+    source: str = ""
+    kind: str = "mask-file"
+    level: str = "exclude"
+    file: bool = False
 
 
 @pytest.fixture
@@ -113,6 +117,32 @@ def test_what_somebody_put_there_stays(state: str, project: Path, content: str) 
         place.write_text(content)
     sweeping.remove(space, keep=False)
     assert place.exists()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_what_went_with_another_run_since_the_plan_is_held(
+    state: str, project: Path, *, is_file: bool
+) -> None:
+    # The other run's placeholder was there when the plan was made, and was taken for the user's.
+    top = project / "inner" / ".claude"
+    name, top_name = str(top / "settings.json"), str(top)
+    mounts = (
+        Covered(dest=str(project), source=str(project), kind="rw", level="rw"),
+        Covered(dest=top_name, source=top_name, kind="ro", level="ro", file=is_file),
+    )
+    below = () if is_file else (Placeholder(path=name, node=SOCKET),)
+    wishes = cast("Plan", Wishes(placeholders=below, mounts=mounts))
+    space = workspace.create(state)
+    placing.make(space.path, wishes)
+    assert top.is_file() if is_file else os.listdir(top) == ["settings.json"]
+    sweeping.remove(space, keep=False)
+    assert os.listdir(project / "inner") == []
+    # A control: what is gone where no sandbox writes is nobody's to make.
+    elsewhere = cast("Plan", Wishes(mounts=mounts[1:]))
+    space = workspace.create(state)
+    placing.make(space.path, elsewhere)
+    assert os.listdir(project / "inner") == []
+    sweeping.remove(space, keep=False)
 
 
 def test_a_second_run_keeps_what_it_covers(state: str, project: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from ..errors import UsageError
 from ..policy import profiles
-from . import ctl, options
+from . import ctl, options, remote_options
 
 PATH_FLAGS = ("--ro", "--rw", "--exclude", "--config", "-c", "--report")
 DIRECTORY_FLAGS = ("--cwd", "-C")
@@ -25,6 +25,23 @@ DOCKER_FLAGS = (
     "--json", "--socket", "--engine", "--read-only", "--label", "--own-project", "--owner",
     "--mode", "--group", "--audit",
 )  # fmt: skip
+# Verbs with actions and flags, and no more to know: verb → actions, flags.
+ACTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "token": (
+        ("new", "list", "revoke", "rotate"),
+        ("--scope", "--image", "--template", "--quota", "--expires", "--uid", "--grace", "--data",
+         "--json"),
+    ),
+    "audit": (
+        ("tail", "verify", "export", "prune"),
+        ("--agent", "--action", "--decision", "--target", "--since", "--until", "--head",
+         "--output", "--keep-days", "--data", "--json"),
+    ),
+    "remote": (
+        tuple(action.name for action in remote_options.ACTIONS),
+        tuple(flag.name for flag in remote_options.FLAGS),
+    ),
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -56,6 +73,40 @@ def _value_flags() -> list[str]:
         for name in (flag.name, flag.short)
         if name
     ]
+
+
+def _bash_actions() -> str:
+    return "".join(
+        f"""\
+    elif [[ ${{COMP_WORDS[1]}} == {verb} && $COMP_CWORD == 2 ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(actions)}" -- "$cur") )
+    elif [[ ${{COMP_WORDS[1]}} == {verb} && $cur == -* ]]; then
+        COMPREPLY=( $(compgen -W "{" ".join(flags)}" -- "$cur") )
+"""
+        for verb, (actions, flags) in ACTIONS.items()
+    )
+
+
+def _zsh_actions() -> str:
+    return "".join(
+        f"""\
+    elif [[ $words[2] == {verb} ]] && (( CURRENT == 3 )); then
+        _values action {" ".join(actions)}
+    elif [[ $words[2] == {verb} && $words[CURRENT] == -* ]]; then
+        compadd -- {" ".join(flags)}
+"""
+        for verb, (actions, flags) in ACTIONS.items()
+    )
+
+
+def _fish_actions() -> list[str]:
+    lines = []
+    for verb, (actions, flags) in ACTIONS.items():
+        seen = f"complete -c sandboxctl -n '__fish_seen_subcommand_from {verb}"
+        lines.append(f"{seen}; and not __fish_seen_subcommand_from {' '.join(actions)}' "
+                     f"-a '{' '.join(actions)}'")  # fmt: skip
+        lines += [f"{seen}' -l {name[2:]}" for name in flags]
+    return lines
 
 
 def bash() -> str:
@@ -127,6 +178,7 @@ _sandboxctl() {{
         COMPREPLY=( $(compgen -W "{" ".join(DOCKER)}" -- "$cur") )
     elif [[ ${{COMP_WORDS[1]}} == docker && $cur == -* ]]; then
         COMPREPLY=( $(compgen -W "{" ".join(DOCKER_FLAGS)}" -- "$cur") )
+{_bash_actions()}\
     else
         COMPREPLY=( $(compgen -f -- "$cur") )
     fi
@@ -188,6 +240,7 @@ _sandboxctl() {{
         _values action {" ".join(DOCKER)}
     elif [[ $words[2] == docker && $words[CURRENT] == -* ]]; then
         compadd -- {" ".join(DOCKER_FLAGS)}
+{_zsh_actions()}\
     else
         _files
     fi
@@ -267,4 +320,5 @@ def fish() -> str:
                  f"-a '{' '.join(DOCKER)}'")  # fmt: skip
     lines.append(f"{seen}; and __fish_seen_subcommand_from {' '.join(DOCKER)}' -F")
     lines += [f"{seen}' -l {name[2:]}" for name in DOCKER_FLAGS]
+    lines += _fish_actions()
     return "\n".join(lines) + "\n"

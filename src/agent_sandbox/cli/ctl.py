@@ -10,6 +10,8 @@ from ..record import Record
 from . import output
 
 PROGRAM = "sandboxctl"
+# Verbs that tell more about themselves than the table has.
+OWN_HELP = ("doctor", "compose", "remote")
 
 
 class Verb(Record):
@@ -53,6 +55,32 @@ VERBS: tuple[Verb, ...] = (
         help="the filter of --docker=filtered: what it says to a request, or one for others",
     ),
     Verb(
+        name="serve",
+        usage="[--listen ADDR:PORT]… [--socket PATH|none] [--data DIR] [--backend bwrap|docker]… "
+        "[--tls-cert FILE --tls-key FILE] [--plain-http] [--public-host NAME]… "
+        "[--templates FILE] [--drain-seconds N] [--metrics-public] [--log json|text|off]",
+        help="run commands of many agents over HTTP, with identity, limits and an audit trail",
+    ),
+    Verb(
+        name="token",
+        usage="new NAME [--scope S]… [--image GLOB]… [--template T]… [--quota NAME=VALUE]… "
+        "[--expires 30d] [--uid UID]|list [--json]|revoke NAME|ID|rotate NAME [--grace 1h] "
+        "[--data DIR]",
+        help="tokens of agents for the service: made, shown, ended and renewed",
+    ),
+    Verb(
+        name="audit",
+        usage="tail [-n N] [-f] [--json] [filters]|verify [--head SEQ:HASH] [--json]|"
+        "export [-o FILE] [filters]|prune --keep-days N [--data DIR]",
+        help="the service's audit trail: filters are --agent, --action, --decision, --target, "
+        "--since and --until",
+    ),
+    Verb(
+        name="remote",
+        usage="run|create|list|exec|shell|cp|ps|logs|kill|rm|whoami [flags] …",
+        help="commands, shells and files in sandboxes of a service (SANDBOX_API, SANDBOX_TOKEN)",
+    ),
+    Verb(
         name="completion", usage="bash|zsh|fish", help="print shell completion for both commands"
     ),
 )  # fmt: skip
@@ -74,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"unknown verb: {words[0]}", hint="see 'sandboxctl --help'", code="usage"
             )
-        if words[1:] and words[1] in ("-h", "--help") and words[0] not in ("doctor", "compose"):
+        if words[1:] and words[1] in ("-h", "--help") and words[0] not in OWN_HELP:
             sys.stdout.write(verb_help(words[0]))
             return 0
         # One module per verb, so that `why` does not pay for `serve`.

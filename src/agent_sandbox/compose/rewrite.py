@@ -306,22 +306,21 @@ class _Work:
         url = f"http://{solutions.SERVICE_NAME}:{solutions.SERVICE_PORT}"
         for name in self.wish.agents:
             secret = solutions.token(name)
-            self.variable(name, "SANDBOX_URL", url)
+            self.variable(name, "SANDBOX_API", url)
             self.variable(name, "SANDBOX_TOKEN_FILE", f"/run/secrets/{secret}")
             self.item(name, "secrets", secret)
             self.networks(name, solutions.SERVICE_NAME)
             self.depends(name, solutions.SERVICE_NAME)
             self.top("secrets", secret, {"file": solutions.token_file(name)})
         self.top("networks", solutions.SERVICE_NAME, {"internal": True})
-        files = " ".join(solutions.token_file(name) for name in self.wish.agents)
-        self.todo.append(
-            "make the tokens: mkdir -p secrets && for f in "
-            f"{files}; do (umask 077 && openssl rand -hex 32 > $f); done, and give each file "
-            "to the user that its agent runs as"
-        )
+        self.top("volumes", solutions.SERVICE_NAME, {})
+        self.todo.append(solutions.make_tokens(self.wish.agents))
         self.todo.append(solutions.BUILD_IMAGE)
-        if not self.wish.allowed_images:
-            self.todo.append("ALLOWED_IMAGES is empty: no image may be run until you name it")
+        self.todo.append(
+            "pull the images that agents may run: the service pulls none"
+            if self.wish.allowed_images
+            else "ALLOWED_IMAGES is empty: no image may be run until you name it"
+        )
 
     def readers(self) -> None:
         """Services that need to look get a filter that only answers questions."""

@@ -21,7 +21,7 @@ BUILD_IMAGE = (
     "docker build -t agent-sandbox -f packaging/Dockerfile ."
 )
 SERVICE_NAME, FILTER_NAME = "sandbox-service", "docker-readonly"
-SERVICE_PORT = 8080
+SERVICE_PORT = 8650
 # A volume that the filter shares with its readers. They have it read-only: that is enough to
 # connect, and they cannot put a socket of their own there.
 FILTER_DIRECTORY = "/run/docker-readonly"
@@ -150,21 +150,30 @@ def service(wish: Wish) -> dict[str, object]:
     """The sandbox service, the one holder of the socket."""
     return {
         "image": IMAGE,
-        "command": ["serve", f"--listen=0.0.0.0:{SERVICE_PORT}"],
+        # Plain HTTP: nobody but the agents is on its network, which has no way out.
+        "command": [
+            "serve", f"--listen=0.0.0.0:{SERVICE_PORT}", "--plain-http", "--socket=none",
+            # The name that agents call it by: others are refused (DNS rebinding).
+            f"--public-host={SERVICE_NAME}", "--backend=docker", "--data=/data",
+        ],
+        "read_only": True,
+        "tmpfs": ["/tmp"],
         **_hardened(),
+        # The group of the socket differs between hosts; root without capabilities owns it.
+        "user": "0:0",
         "environment": {
             "ALLOWED_IMAGES": ",".join(wish.allowed_images),
             "MAX_EXECUTION_TIME": str(wish.max_execution_time),
             "TOKENS_DIR": "/run/secrets",
         },
         "secrets": [token(agent) for agent in wish.agents],
-        "volumes": [f"{SOCKET}:{SOCKET}"],
+        "volumes": [f"{SOCKET}:{SOCKET}", f"{SERVICE_NAME}:/data"],
         "networks": [SERVICE_NAME],
         "labels": {
             ACCEPT_LABEL: "docker-socket root-user",
             WHY_LABEL: "the one holder of the socket; agents reach it by URL and token",
         },
-    }
+    }  # fmt: skip
 
 
 def token(agent: str) -> str:
@@ -175,3 +184,17 @@ def token(agent: str) -> str:
 def token_file(agent: str) -> str:
     """Where its token lies, beside the compose file."""
     return f"./secrets/{agent}-sandbox.token"
+
+
+def make_tokens(agents: tuple[str, ...]) -> str:
+    """How to make the tokens.
+
+    The engine mounts each file as it is, and inside nobody is its owner: not the agent, and not
+    the service, which is root without the capability to read what is not its own. So the directory
+    keeps others on the host out, and the files are open.
+    """
+    files = " ".join(map(token_file, agents))
+    return (
+        "make the tokens, in a directory that only you can enter: mkdir -p secrets && "
+        f"chmod 700 secrets && (umask 022 && for f in {files}; do openssl rand -hex 32 > $f; done)"
+    )

@@ -18,12 +18,15 @@ def wait(init: int, seconds: float) -> bool:
     """
     marker = f"/proc/{init}/root{MARKER}"
     deadline = time.monotonic() + seconds
-    outer = _parent(init)
+    outer, name = _parent(init)
+    # It may be gone already. Whoever adopts orphans is no bwrap.
+    if not outer or _parent(int(outer))[1] != name:
+        return os.path.exists(marker)
     polls = 0
     while not os.path.exists(marker):
         polls += 1
         # Now and then: it costs more than the look at the marker.
-        if not outer or (polls % 16 == 0 and _parent(init) != outer):
+        if polls % 16 == 0 and _parent(init)[0] != outer:
             return False
         if time.monotonic() > deadline:
             raise TimeoutError("bwrap did not finish building the root")
@@ -31,10 +34,11 @@ def wait(init: int, seconds: float) -> bool:
     return True
 
 
-def _parent(pid: int) -> bytes:
-    """A process's parent, empty when it is gone. It changes when the parent ends."""
+def _parent(pid: int) -> tuple[bytes, bytes]:
+    """A process's parent and its own name; empty when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[1]
+            head, _, rest = file.read().rpartition(b")")
     except OSError:
-        return b""
+        return b"", b""
+    return rest.split()[1], head.partition(b"(")[2]

@@ -13,6 +13,7 @@ from ..policy.model import (
     MARKER,
     MASK_DIR,
     MASK_FILE,
+    OWNED,
     PRIVATE_HOME,
     RO,
     RW,
@@ -55,6 +56,8 @@ class Places(Record):
     work: str
     home: str
     masks: str
+    # A workspace that belongs to a service; its token, where the place is to be filled in later.
+    owned: str = OWNED
 
 
 class Command(Record):
@@ -103,6 +106,8 @@ def command(
         options.append("--share-net")
     # --unshare-all only tries the user namespace; as root it would keep every capability.
     options += ["--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"]
+    if plan.identity is not None:
+        options += ["--uid", str(plan.identity), "--gid", str(plan.identity)]
     texts: list[tuple[str, str, bytes]] = []
     # Only what the plan shows: a text may be of a file that nobody inside is to read.
     copies = {m.source: copies[m.source] for m in plan.mounts if m.source in copies}
@@ -114,9 +119,7 @@ def command(
                 options += _file(_inside(token), text, texts)
         options += _arguments(mount, places, texts)
     # The name that the user typed, links and all; every link on the way is there.
-    options += ["--chdir", plan.env.get("PWD") or plan.cwd]
-    for name, value in sorted(plan.env.items()):
-        options += ["--setenv", name, value]
+    options += entering(plan.env.get("PWD") or plan.cwd, plan.env)
     if len(options) + len(argv) > MAX_ARGUMENTS - 100:
         raise HostError(
             f"cannot build the sandbox: {len(plan.mounts)} mounts are more than bwrap takes",
@@ -149,6 +152,14 @@ def command(
             if m.kind in BINDS or m.kind in ("tmpfs", "hold")
         ),
     )
+
+
+def entering(cwd: str, env: Mapping[str, str]) -> list[str]:
+    """The options that differ from command to command."""
+    options = ["--chdir", cwd] if cwd else []
+    for name, value in sorted(env.items()):
+        options += ["--setenv", name, value]
+    return options
 
 
 def _network_orders(plan: Plan, work: str, outside: Mapping[str, object]) -> tuple[bytes, bytes]:
@@ -272,6 +283,8 @@ def source_path(token: str, places: Places) -> str:
     }
     if token in fixed:
         return fixed[token]
+    if paths.below(token, OWNED):
+        return places.owned + token[len(OWNED) :]
     for prefix in (WORK_CACHES, WORK_GIT, WORK_NET):
         if paths.below(token, prefix):
             return places.work + token[len("@work") :]

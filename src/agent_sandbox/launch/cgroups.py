@@ -71,7 +71,7 @@ class Groups(Enforcer):
             for group in groups:
                 self._locks[group.path] = _make(group)
                 for setting in group.settings:
-                    _apply(group.path, setting)
+                    apply(group.path, setting)
         except OSError:
             self.close()
             raise
@@ -111,7 +111,7 @@ class Groups(Enforcer):
     def close(self) -> None:
         """Remove the groups; a process that is being torn down keeps one busy for a moment."""
         for path, lock in self._locks.items():
-            _remove(path, seconds=REMOVE_SECONDS)
+            remove(path, seconds=REMOVE_SECONDS)
             os.close(lock)
         self._locks = {}
 
@@ -124,8 +124,8 @@ def unified(
     if tree is None:
         return "cgroup v2: not mounted"
     needed = controllers_v2(limits)
-    position = _position(tree, machine)
-    base, refusal = choose_base(position, controllers=bool(needed))
+    here = position(tree, machine)
+    base, refusal = choose_base(here, controllers=bool(needed))
     if refusal:
         return f"cgroup v2: {refusal}"
     # To move a process, the kernel wants this file of the common ancestor to be writable, too.
@@ -136,7 +136,7 @@ def unified(
         return f"cgroup v2: no {', '.join(sorted(missing))} controller in '{base}'"
     try:
         if set(needed) - set(read(f"{base}/cgroup.subtree_control").split()):
-            if base == position.own and not position.is_root:
+            if base == here.own and not here.is_root:
                 vacate(base)
             enable(base, needed)
         group = Group(path=f"{base}/{name}", settings=settings_v2(limits))
@@ -145,7 +145,8 @@ def unified(
         return f"cgroup v2: cannot use '{error.filename or base}': {reason(error)}"
 
 
-def _position(tree: Hierarchy, machine: Machine) -> Position:
+def position(tree: Hierarchy, machine: Machine) -> Position:
+    """What decides where our groups may be."""
     parent = os.path.dirname(tree.own)
     return Position(
         own=tree.own,
@@ -236,7 +237,7 @@ def legacy(
 
 def _make(group: Group) -> int:
     """Make a group and its leaf; the lock tells later runs that its owner lives."""
-    _sweep(os.path.dirname(group.path))
+    sweep(os.path.dirname(group.path))
     while True:
         os.mkdir(group.path)
         try:
@@ -252,7 +253,7 @@ def _make(group: Group) -> int:
             continue
         except OSError:
             os.close(lock)
-            _remove(group.path, seconds=0)
+            remove(group.path, seconds=0)
             raise
         return lock
 
@@ -272,16 +273,17 @@ def remove_recorded(record: str) -> None:
         return
     for path in paths:
         if os.path.basename(path).startswith(PREFIX):
-            _remove(path, seconds=REMOVE_SECONDS)
+            remove(path, seconds=REMOVE_SECONDS)
 
 
-def _apply(group: str, setting: Setting) -> None:
+def apply(group: str, setting: Setting) -> None:
+    """Write one setting of a group."""
     path = f"{group}/{setting.file}"
     if not setting.optional or os.path.exists(path):
         write(path, setting.value)
 
 
-def _sweep(base: str) -> None:
+def sweep(base: str) -> None:
     """Remove the groups of runs whose supervisor was killed before it could."""
     for name in os.listdir(base):
         if not name.startswith(PREFIX) or name == SELF:
@@ -292,14 +294,14 @@ def _sweep(base: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(f"{base}/{name}", seconds=0)
+            remove(f"{base}/{name}", seconds=0)
         except BlockingIOError:
             pass
         finally:
             os.close(lock)
 
 
-def _remove(path: str, *, seconds: float) -> None:
+def remove(path: str, *, seconds: float) -> None:
     """Remove a group and all below it; what stays busy is left to the next sweep."""
     deadline = time.monotonic() + seconds
     # Children first. The files of a cgroup go with it and cannot be removed.

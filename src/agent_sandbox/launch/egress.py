@@ -126,7 +126,7 @@ class Proxy:
             )  # fmt: skip
 
         try:
-            self._pid = start()
+            self.pid = start()
         except BaseException:
             ours.close()
             raise
@@ -135,7 +135,7 @@ class Proxy:
             theirs.close()
         self._control = ours
         self._words = ""
-        self._handle = _pidfd(self._pid)
+        self._handle = _pidfd(self.pid)
 
     def is_ready(self) -> bool:
         """Wait until it has the gate's listeners; False when it ended before, or takes too long."""
@@ -192,7 +192,7 @@ class Proxy:
             os.close(self._handle)
             self._handle = -1
         try:
-            os.waitpid(self._pid, 0)
+            os.waitpid(self.pid, 0)
         except ChildProcessError:
             # A library's host program waits for any child of its own, and has taken it.
             return
@@ -247,6 +247,11 @@ class Network:
             self.abandon()
             raise
         self._gate.forget_line()
+
+    @property
+    def pid(self) -> int:
+        """The proxy's process, which `finish` waits for; 0 when there is none."""
+        return self._proxy.pid if self._proxy is not None else 0
 
     def attend(self, init: int) -> None:
         """Tell the gate which sandbox is its own."""

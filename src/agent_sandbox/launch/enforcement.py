@@ -13,9 +13,11 @@ from ..record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..policy.model import Limits
 
-MEMORY, PIDS, CPU_TIME = "memory", "pids", "cpu-time"
+MEMORY, PIDS, CPU_TIME, CPUS = "memory", "pids", "cpu-time", "cpus"
 POLL = 0.1
 
 
@@ -32,6 +34,14 @@ class Enforcer:
 
     poll: float | None = None
     describe: str = ""
+
+    def bear(self, start: Callable[[], int]) -> int | None:
+        """Start a process that is under the limits from its birth; None where that cannot be.
+
+        To be called on the thread that starts it.
+        """
+        del start
+        return None
 
     def attach(self, pid: int) -> None:
         """Put a process, and all that it will fork, under the limits."""
@@ -50,8 +60,10 @@ HERE = Machine()
 
 def wanted_limits(limits: Limits) -> dict[str, str]:
     """The limits that are set and are ours, with their values for people."""
-    found = {MEMORY: limits.memory, PIDS: limits.pids, CPU_TIME: limits.cpu_time}
-    return {name: f"{value:g}" if name == CPU_TIME else str(value)
+    found = {
+        MEMORY: limits.memory, PIDS: limits.pids, CPU_TIME: limits.cpu_time, CPUS: limits.cpus,
+    }  # fmt: skip
+    return {name: f"{value:g}" if name in (CPU_TIME, CPUS) else str(value)
             for name, value in found.items() if value is not None}  # fmt: skip
 
 

@@ -143,6 +143,10 @@ class Sandboxed:
         except OSError:
             self._handle = -1
 
+    def fileno(self) -> int:
+        """Becomes readable when the last process inside is gone; -1 when that is not known."""
+        return self._handle
+
     def send(self, number: int) -> None:
         """Signal the command itself, so that its handlers run; waits for one about to start."""
         deadline = time.monotonic() + START_SECONDS

@@ -10,12 +10,18 @@ import errno
 import os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 PLACE = "/tmp"
 # One file for this many bytes of the limit: floods of empty files fill a disk's inodes.
 BYTES_PER_FILE = 8192
 BLOCK = 512
 # How often the tree is measured although the file system has not shrunk, in seconds.
 SELDOM = 2.0
+# How many descriptors are looked at, and what more than that weighs: more than any limit.
+MOST_LOOKED, UNCOUNTED = 100_000, 1 << 62
 # How /proc/PID/maps marks a file without a name.
 DELETED = b" (deleted)"
 
@@ -93,6 +99,34 @@ class Flood:
         return sum(found.values()) + min(only, max(0, self._first - self._free))
 
 
+def nameless(pids: Iterable[int], device: int) -> int:
+    """Bytes of a file system in files that only these processes still hold open.
+
+    Whoever measures for many must not be kept at it by one: beyond so many descriptors it is
+    UNCOUNTED. A table that many threads share is looked at once.
+    """
+    found: dict[int, int] = {}
+    looked = 0
+    for pid in pids:
+        for thread in _tables(pid):
+            looked += _held_in(f"/proc/{pid}/task/{thread}/fd", device, found)
+            if looked > MOST_LOOKED:
+                return UNCOUNTED
+    return sum(found.values())
+
+
+def _tables(pid: int) -> list[int]:
+    """One thread of a process for each table of descriptors."""
+    from .syscalls import share_descriptors
+
+    found: list[int] = []
+    for name in _names(f"/proc/{pid}/task"):
+        thread = int(name)
+        if not any(share_descriptors(thread, other) for other in found):
+            found.append(thread)
+    return found
+
+
 def _size(item: os.DirEntry[str]) -> int:
     try:
         return item.stat(follow_symlinks=False).st_blocks * BLOCK
@@ -108,15 +142,21 @@ def _held_open(process: str, device: int, found: dict[int, int]) -> None:
     ended has none.
     """
     for thread in os.listdir(f"{process}/task"):
-        place = f"{process}/task/{thread}/fd"
-        for fd in _names(place):
-            try:
-                info = os.stat(f"{place}/{fd}")
-            except OSError:
-                # Closed meanwhile. Somebody may do that all the time: the others still count.
-                continue
-            if not info.st_nlink and info.st_dev == device:
-                found[info.st_ino] = info.st_blocks * BLOCK
+        _held_in(f"{process}/task/{thread}/fd", device, found)
+
+
+def _held_in(place: str, device: int, found: dict[int, int]) -> int:
+    """Note deleted files in one table of descriptors; how many there are in it."""
+    names = _names(place)
+    for fd in names:
+        try:
+            info = os.stat(f"{place}/{fd}")
+        except OSError:
+            # Closed meanwhile. Somebody may do that all the time: the others still count.
+            continue
+        if not info.st_nlink and info.st_dev == device:
+            found[info.st_ino] = info.st_blocks * BLOCK
+    return len(names)
 
 
 def _names(directory: str) -> list[str]:

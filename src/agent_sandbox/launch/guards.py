@@ -13,7 +13,7 @@ from .syscalls import syscall
 
 # machine → SYS_prlimit64
 SYS_PRLIMIT = {"x86_64": 302, "aarch64": 261}
-RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE = 4, 6, 7
+RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE = 1, 4, 6, 7
 # Who has fewer descriptors keeps them all.
 FEW_DESCRIPTORS = 4096
 # A dump of one byte is none, and the only value that also keeps the host's crash handler from
@@ -34,6 +34,11 @@ def apply(init: int, processes: int) -> None:
     # /proc is sealed inside, so the score stays.
     with open(f"/proc/{init}/oom_score_adj", "w", encoding="ascii") as file:
         file.write(str(OOM_SCORE))
+
+
+def bound_files(init: int, size: int) -> None:
+    """Let no file of a sandbox that is held back get larger: the writer gets SIGXFSZ."""
+    _limit(os.uname().machine, init, RLIMIT_FSIZE, size)
 
 
 def _halve_descriptors(machine: str, init: int) -> None:

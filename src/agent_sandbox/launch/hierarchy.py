@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 
 from ..record import Record
-from .enforcement import CPU_TIME, MEMORY, PIDS, wanted_limits
+from .enforcement import CPU_TIME, CPUS, MEMORY, PIDS, wanted_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.model import Limits
 
-CONTROLLERS_V1 = {MEMORY: "memory", PIDS: "pids", CPU_TIME: "cpuacct"}
+CONTROLLERS_V1 = {MEMORY: "memory", PIDS: "pids", CPU_TIME: "cpuacct", CPUS: "cpu"}
+# CPU time needs none: cpu.stat counts in every v2 group.
+CONTROLLERS_V2 = {MEMORY: "memory", PIDS: "pids", CPUS: "cpu"}
+# Over which time processors are shared out, in microseconds.
+PERIOD = 100_000
 # Where we put ourselves when our own group must be empty of processes.
 SELF = "agent-sandbox-self"
 
@@ -99,8 +103,9 @@ def _below(path: str, root: str) -> str | None:
 
 
 def controllers_v2(limits: Limits) -> list[str]:
-    """What must be enabled: cpu.stat counts in every v2 group, so CPU time needs nothing."""
-    return [name for name in wanted_limits(limits) if name != CPU_TIME]
+    """What must be enabled."""
+    wanted = wanted_limits(limits)
+    return [controller for limit, controller in CONTROLLERS_V2.items() if limit in wanted]
 
 
 def settings_v2(limits: Limits) -> tuple[Setting, ...]:
@@ -116,13 +121,25 @@ def settings_v2(limits: Limits) -> tuple[Setting, ...]:
         ]
     if limits.pids is not None:
         found.append(Setting(file="pids.max", value=str(limits.pids)))
+    if limits.cpus is not None:
+        found.append(Setting(file="cpu.max", value=f"{quota(limits.cpus)} {PERIOD}"))
     return tuple(found)
+
+
+def quota(cpus: float) -> int:
+    """Microseconds in each period; the kernel takes no less than one millisecond."""
+    return max(1000, int(cpus * PERIOD))
 
 
 def settings_v1(limits: Limits, controller: str) -> tuple[Setting, ...]:
     """The files of a v1 group of one controller."""
     if controller == "pids":
         return (Setting(file="pids.max", value=str(limits.pids)),)
+    if controller == "cpu" and limits.cpus is not None:
+        return (
+            Setting(file="cpu.cfs_period_us", value=str(PERIOD)),
+            Setting(file="cpu.cfs_quota_us", value=str(quota(limits.cpus))),
+        )
     if controller != "memory":
         return ()
     memory = str(limits.memory)

@@ -74,7 +74,11 @@ class Keeper:
 
     def attend(self, init: int) -> None:
         """Tell the keeper which sandbox is its own."""
-        os.write(self._life, f"{init}\n".encode())
+        try:
+            os.write(self._life, f"{init}\n".encode())
+        except BrokenPipeError:
+            # It has died; `ready` says so.
+            return
 
     def ready(self) -> None:
         """Wait until the sandbox is finished; raises when the keeper could not do it."""
@@ -91,6 +95,23 @@ class Keeper:
     def line(self) -> int:
         """A descriptor of the caller's own that hangs up when the keeper ends, however it ends."""
         return os.dup(self._report)
+
+    def fileno(self) -> int:
+        """Becomes readable when the keeper has something to say, or has ended."""
+        return self._report
+
+    def hear(self) -> bool:
+        """Take what it says; False when it has ended."""
+        said = os.read(self._report, 4096)
+        self._said += said
+        return bool(said)
+
+    def let_go(self) -> None:
+        """Let it go without waiting for what it has to say. Nothing inside may live any more."""
+        self.end()
+        if self._report >= 0:
+            os.close(self._report)
+            self._report = -1
 
     def has_died(self) -> bool:
         """Whether our child ended before it was told to."""

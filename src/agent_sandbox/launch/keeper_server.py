@@ -1,10 +1,14 @@
 """Forks keepers and gates for a library, whose host program must not be forked itself.
 
-    python -I -S keeper_server.py FD
+    python -I -S keeper_server.py FD [PREFIX]
 
 One such process serves a whole program, from its first sandbox to its end. FD is a socket; each
 message holds the orders and the descriptors of one process: two for a keeper, three for a gate.
 Also the library's side of it.
+
+When the program is killed, bwrap dies with it; but one that was just starting may not be tied to
+its parent yet, or may leave a child that waits for ever. With PREFIX, which only runs of that
+program bear, these are ended from here.
 """
 
 from __future__ import annotations
@@ -21,19 +25,25 @@ if TYPE_CHECKING:
 
 LENGTH = 8
 KEEPERS, GATES = 2, 3
+# Said by a program that lives on, or has ended its sandboxes itself.
+FAREWELL = bytes(LENGTH)
+# How long after the program's death a bwrap may still come up, in seconds: it was forked, and has
+# not been executed yet.
+SWEEP_SECONDS, SWEEP_PAUSE = 1.0, 0.02
 
 
 class Server:
     """The library's end: starts the process, and asks it for keepers."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: str = "") -> None:
+        """`ends`: how the names of this program's runs begin, if they must not outlive it."""
         self.pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fd = theirs.fileno()
         self._socket = ours
         self._turn = _thread.allocate_lock()
         self._child = os.posix_spawn(
-            sys.executable, [sys.executable, "-I", "-S", __file__, str(fd)], {},
+            sys.executable, [sys.executable, "-I", "-S", __file__, str(fd), ends], {},
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd)], setsigmask=(),
         )  # fmt: skip
         theirs.close()
@@ -74,7 +84,13 @@ class Server:
 
     def close(self) -> None:
         """Let the process end, and take its exit status."""
-        self._socket.close()
+        with self._turn:
+            try:
+                self._socket.send(FAREWELL)
+            except OSError:
+                # It is dead already.
+                pass
+            self._socket.close()
         try:
             os.waitpid(self._child, 0)
         except ChildProcessError:
@@ -103,12 +119,14 @@ def main() -> None:
     line = socket.socket(fileno=int(sys.argv[1]))
     while True:
         size, fds, _, _ = socket.recv_fds(line, LENGTH, GATES)
-        if len(size) < LENGTH or len(fds) not in (KEEPERS, GATES):
+        if size == FAREWELL:
             os._exit(0)
+        if len(size) < LENGTH or len(fds) not in (KEEPERS, GATES):
+            _end(sys.argv[2])
         data = b""
         wanted = int.from_bytes(size, "little")
         while len(data) < wanted:
-            data += line.recv(wanted - len(data)) or os._exit(0)
+            data += line.recv(wanted - len(data)) or _end(sys.argv[2])
         if os.fork() == 0:
             try:
                 if len(fds) == KEEPERS:
@@ -118,6 +136,20 @@ def main() -> None:
                 os._exit(1)
         for fd in fds:
             os.close(fd)
+
+
+def _end(prefix: str) -> bytes:
+    """The program is gone: end what it has left of its sandboxes, and this process."""
+    if prefix:
+        import time
+
+        from agent_sandbox.launch import sweeping
+
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while time.monotonic() < deadline:
+            sweeping.end_called(prefix)
+            time.sleep(SWEEP_PAUSE)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import stat
 from ..host import placeholders
 from ..policy import paths
 from ..policy.control import neutral
-from ..policy.model import DIR, SOCKET
+from ..policy.model import DIR, FILE, RW, SOCKET, Placeholder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..policy.model import Placeholder, Plan
+    from ..policy.model import Plan
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,10 +29,13 @@ def make(space: str, plan: Plan) -> None:
     A placeholder of another run in the same project becomes ours too: were it removed when that
     run ends, our mount on it would go with it and the name would be free.
     """
-    if not plan.placeholders and not _others(space):
+    vanished = _vanished(plan)
+    if not plan.placeholders and not vanished and not _others(space):
         return
     with _Lock(space):
-        missing = [held for held in plan.placeholders if not os.path.lexists(held.path)]
+        # Once more: until now another run may have ended, and what it held went with it.
+        wanted = (*_vanished(plan), *plan.placeholders)
+        missing = [held for held in wanted if not os.path.lexists(held.path)]
         covered = {mount.dest for mount in plan.mounts} & _others(space)
         ours = sorted({*(held.path for held in missing), *covered})
         if not ours:
@@ -41,6 +44,25 @@ def make(space: str, plan: Plan) -> None:
         with _Parents() as parents:
             for held in missing:
                 _place(held, parents)
+
+
+def _vanished(plan: Plan) -> list[Placeholder]:
+    """What the plan took for the user's own and makes read-only, but is not there any more.
+
+    It was the placeholder of a run that began while we looked, and has ended since. The name is as
+    free now as if it had never been there, so it is ours to hold. From shallow to deep, as mounts
+    are.
+    """
+    writable = {m.dest for m in plan.mounts if m.level == RW and m.source == m.dest}
+    return [
+        Placeholder(
+            path=m.dest, node=FILE if m.file else DIR, text=neutral(m.dest) if m.file else ""
+        )
+        for m in plan.mounts
+        if m.kind in ("ro", "pin") and m.source == m.dest and not os.path.lexists(m.dest)
+        # Only where a sandbox could make it: what is gone elsewhere is an error.
+        and any(above in writable for above in paths.parents(m.dest))
+    ]  # fmt: skip
 
 
 def remove(space: str) -> None:

@@ -113,6 +113,17 @@ class Spawner:
                 continue
 
 
+class Detached(Spawner):
+    """A spawner for a service: what it starts has none of the service's directory and umask."""
+
+    def _shed(self) -> None:
+        # For this thread alone (unshare(2), CLONE_FS): both belong to the whole program otherwise.
+        syscalls.unshare_directory(os.uname().machine)
+        os.chdir("/")
+        os.umask(0o022)
+        super()._shed()
+
+
 _current: Spawner | None = None
 _creation = _thread.allocate_lock()
 

@@ -1,8 +1,9 @@
 """The process behind `Sandbox.wrap`: supervises a sandbox inside a process of somebody else.
 
-    python -I -S stand_in.py FD
+    python -I -S stand_in.py FD NAME
 
-FD holds the command, marshalled by the library that called `wrap`. Runs as a script, in the process
+FD holds the command, marshalled by the library that called `wrap`; NAME is for whoever looks for
+what a killed run has left. Runs as a script, in the process
 that another program started, so it finds its package by its own place. It does what the command
 line does: closes what the caller left open, restricts, verifies, passes signals on, and ends with
 the command's exit code.

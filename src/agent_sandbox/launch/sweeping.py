@@ -14,6 +14,8 @@ from .workspace import DIRECTORY, GROUPS, LOCK, NEW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .workspace import Workspace
 
 
@@ -103,14 +105,27 @@ def end_orphans(name: str) -> None:
     killed in those first milliseconds, the child waits for ever. Its arguments name the run, and
     later its mounts do.
     """
+    mark, mounted = f"{called(name)}\0".encode(), b"/run/%s/tmp " % name.encode()
+    _end_all(lambda pid: _has(pid, "cmdline", mark) or _has(pid, "mountinfo", mounted))
+
+
+def called(name: str) -> str:
+    """What the processes of a run are called, in their arguments."""
+    return f"bwrap-{name}"
+
+
+def end_called(prefix: str) -> None:
+    """Kill every sandbox whose run's name begins like this."""
+    mark = called(prefix).encode()
+    _end_all(lambda pid: _has(pid, "cmdline", mark, first=True))
+
+
+def _end_all(is_meant: Callable[[str], bool]) -> None:
+    """Kill processes until there are no more of them."""
     import time
 
-    called, mounted = b"bwrap-%s\0" % name.encode(), b"/run/%s/tmp " % name.encode()
     for _ in range(200):
-        found = [
-            pid for pid in os.listdir("/proc")
-            if pid.isdigit() and (_has(pid, "cmdline", called) or _has(pid, "mountinfo", mounted))
-        ]  # fmt: skip
+        found = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_meant(pid)]
         for pid in found:
             try:
                 # The kernel ends the whole pid namespace with its first process.
@@ -122,14 +137,15 @@ def end_orphans(name: str) -> None:
         time.sleep(0.01)
 
 
-def _has(pid: str, name: str, mark: bytes) -> bool:
+def _has(pid: str, name: str, mark: bytes, *, first: bool = False) -> bool:
     """Whether a process's arguments or mounts name a run.
 
     The mounts of one that has given up capabilities cannot be read (proc(5)), its arguments can.
     """
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
-            return mark in file.read()
+            text = file.read()
+            return text.startswith(mark) if first else mark in text
     except OSError:
         return False
 
@@ -163,7 +179,7 @@ def remove_tree(top: str) -> None:
                     continue
                 moved += 1
                 aside = f"+gone-{run}-{moved}"
-                _move_up(here, item, root, aside)
+                move_up(here, item, root, aside)
                 pending.append(aside)
             if name:
                 os.close(here)
@@ -186,7 +202,8 @@ def _open_for_removal(root: int, name: str) -> int:
         os.close(handle)
 
 
-def _move_up(here: int, item: str, root: int, aside: str) -> None:
+def move_up(here: int, item: str, root: int, aside: str) -> None:
+    """Move a directory out of the way, whatever mode it has."""
     try:
         os.rename(item, aside, src_dir_fd=here, dst_dir_fd=root)
     except PermissionError:

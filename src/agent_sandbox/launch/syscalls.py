@@ -16,7 +16,14 @@ SYS_landlock_restrict_self = 446
 SYS_PRCTL = {"x86_64": 157, "aarch64": 167}
 # machine → SYS_keyctl
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+# machine → SYS_unshare
+SYS_UNSHARE = {"x86_64": 272, "aarch64": 97}
+# machine → SYS_kcmp
+SYS_KCMP = {"x86_64": 312, "aarch64": 272}
+KCMP_FILES = 2
+CLONE_FS = 0x200
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 KEYCTL_JOIN_SESSION_KEYRING = 1
 
@@ -53,6 +60,24 @@ def no_new_privileges(machine: str) -> None:
 def die_with_parent(machine: str) -> None:
     """Let the kernel kill this process when the thread that started it ends."""
     syscall(SYS_PRCTL[machine], PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
+def adopt_orphans(machine: str) -> None:
+    """Become the parent of descendants whose own parent ends, so that we can wait for them."""
+    syscall(SYS_PRCTL[machine], PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def unshare_directory(machine: str) -> None:
+    """Give this thread a working directory and a umask of its own."""
+    syscall(SYS_UNSHARE[machine], CLONE_FS)
+
+
+def share_descriptors(first: int, second: int) -> bool:
+    """Whether two threads have one table of descriptors. False where the kernel does not say."""
+    try:
+        return syscall(SYS_KCMP[os.uname().machine], first, second, KCMP_FILES, 0, 0) == 0
+    except (OSError, KeyError):
+        return False
 
 
 def join_new_keyring(machine: str) -> None:

@@ -41,6 +41,8 @@ WORK_CACHES = "@work/caches"
 WORK_GIT = "@work/git"
 WORK_NET = "@work/net"
 WORK_DOCKER = "@work/docker.sock"
+# Directories of a workspace that belongs to a service (`owned`).
+OWNED = "@owned"
 PRIVATE_HOME = "@home"
 MASK_DIR = "@mask/dir"
 MASK_FILE = "@mask/file"
@@ -107,6 +109,8 @@ class Limits(Record):
     cpu_time: float | None = None
     # Bytes in the private /tmp.
     tmp_size: int | None = None
+    # How many processors' time, together.
+    cpus: float | None = None
     # The number of processes when nobody has said one: enforced as well as the machine can.
     default_pids: int | None = None
 
@@ -312,4 +316,6 @@ class Plan(Record):
     network_ca: str = ""
     # What the engine's filter is told; None where there is none.
     docker_filter: DockerFilter | None = None
+    # The user's number inside; None: the same as outside.
+    identity: int | None = None
     notices: tuple[str, ...]

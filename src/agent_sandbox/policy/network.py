@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY", "DEFAULT_PORTS", "DNS_PORT", "EVERY_PORT", "LOCAL", "LOCALHOST", "LOCAL_ADDRESSES",
     "NAME", "NET", "PROXY_PORT", "SUFFIX", "BadName", "Egress", "Publish", "Rule", "Verdict",
-    "admit", "as_rule", "canonical", "capture", "decide", "is_address", "outward", "parse",
-    "parse_publish", "ports_of",
+    "admit", "as_rule", "canonical", "capture", "decide", "is_address", "opens_closed", "outward",
+    "parse", "parse_publish", "ports_of",
 ]  # fmt: skip
 
 DNS_PORT = 53
@@ -128,6 +128,21 @@ def _check_shared(policy: Policy, publish: tuple[Publish, ...], notices: list[st
         "on this machine itself"
         for p in publish
     ]
+
+
+def opens_closed(rule: Rule) -> bool:
+    """Whether an allow rule could open what is closed unless somebody names its address.
+
+    That is loopback, private networks, metadata, and this machine itself: a single public address
+    could be its own.
+    """
+    if rule.kind != NET:
+        return rule.kind == LOCAL
+    held = addresses.network(rule.host)
+    row, kind = addresses.row_of(held.network_address)
+    return held.num_addresses == 1 or (
+        kind != addresses.PUBLIC and addresses.within(held, addresses.network(row))
+    )
 
 
 # --- deciding

@@ -73,12 +73,12 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     links: list[Link] = []
     writable = writable_roots(policy.rules, facts)
     _claim_structure(claims, policy, facts, active)
-    _claim_system(claims, links, facts, active)
+    claim_system(claims, links, facts, active)
     if "@toolchains" in active:
         _claim_path(claims, links, facts, writable)
     if policy.network.value == "on" and facts.resolver is not None:
         _show(claims, links, facts.resolver, RO, "name resolution")
-    _claim_naming(claims, links, facts)
+    claim_naming(claims, links, facts)
     _claim_project(claims, links, facts, active)
     _claim_control(claims, policy.rules, facts)
     _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
@@ -96,7 +96,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
             f"seccomp is off ({policy.seccomp.source}): the command can use every system call of "
             "the kernel, so a bug in any of them is a way out"
         )
-    egress, publish = _outward(policy, notices)
+    egress, publish = outward(policy, notices)
     secrets = _secrets(policy, facts, egress, notices, env=env, why=why)
     if _intercepts(secrets):
         # Before the marker, which is the last step, and the seal.
@@ -241,9 +241,10 @@ def _claim_structure(
             put(facts.home.real + cache[1:], "private", f"{WORK_CACHES}/{index}", "no @caches")
 
 
-def _claim_system(
+def claim_system(
     claims: Claims, links: list[Link], facts: HostFacts, active: frozenset[str]
 ) -> None:
+    """The system's trees, and what must not be seen in them."""
     if "@base" in active:
         for match in facts.system:
             _show(claims, links, match, RO, "preset @base")
@@ -356,7 +357,7 @@ def _claim_git_config(
             )
 
 
-def _claim_naming(claims: Claims, links: list[Link], facts: HostFacts) -> None:
+def claim_naming(claims: Claims, links: list[Link], facts: HostFacts) -> None:
     """Our own files about names, in place of the host's, where a stub of ours answers."""
     if not facts.naming:
         return
@@ -554,14 +555,15 @@ def _check_working_directory(claims: Claims, facts: HostFacts) -> None:
             )
 
 
-def _outward(policy: Policy, notices: list[str]) -> tuple[Egress | None, tuple[Publish, ...]]:
+def outward(policy: Policy, notices: list[str]) -> tuple[Egress | None, tuple[Publish, ...]]:
+    """What may leave through a proxy, and which ports lead inside."""
     held = policy.deny or policy.publish or policy.budgets
     if policy.network.value not in CONTROLLED and not held:
         return None, ()
     # Not for on and off.
-    from .network import outward
+    from . import network
 
-    return outward(policy, notices)
+    return network.outward(policy, notices)
 
 
 def _secrets(

@@ -285,7 +285,10 @@ class Sandbox:
             sweeping.remove(built.space, keep=False)
             raise
         spec = descriptors.memory_file(stand_in.dump(built.command))
-        line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec)]
+        # The last word names the run: what it has just forked and is not bwrap yet is found by it
+        # when somebody kills the supervisor at that moment.
+        name = sweeping.called(os.path.basename(built.space.path))
+        line = [sys.executable, "-I", "-S", stand_in.__file__, str(spec), name]
         return Wrapped(line, (spec,), built.space, changes)
 
     async def arun(

@@ -60,8 +60,8 @@ class _Starting:
         """Start the helpers and bwrap, which waits."""
         command, space = self._built.command, self._built.space
         self._enforcer = make_enforcer(self._prepared.plan, self._prepared.facts.uid, space)
-        self._keeper = kept = _keeper(keeper.orders_of(command))
-        self._network = egress.network(command, _gate)
+        self._keeper = kept = keeper_for(keeper.orders_of(command))
+        self._network = egress.network(command, gate_for)
         if self._network is not None:
             self._network.start()
         self._docker = dockerproxy.filtered(command)
@@ -134,24 +134,34 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 
 _server: Server | None = None
+_ends = ""
 _creation = _thread.allocate_lock()
 
 
-def _keeper(orders: keeper.Orders) -> keeper.Keeper:
+def end_with_us(prefix: str) -> None:
+    """Have runs whose names begin like this ended when this program is killed."""
+    global _ends  # noqa: PLW0603 - one per process by nature
+    _ends = prefix
+    _end_server()
+
+
+def keeper_for(orders: keeper.Orders) -> keeper.Keeper:
     """A keeper for one sandbox; somebody may have killed what starts them."""
+    server = _keepers()
     try:
-        return _keepers().keeper(orders)
+        return server.keeper(orders)
     except OSError:
-        _end_server()
+        _end_server(server)
         return _keepers().keeper(orders)
 
 
-def _gate(orders: gate.Orders) -> gate.Gate:
+def gate_for(orders: gate.Orders) -> gate.Gate:
     """A gate for one sandbox, from the same server as its keeper."""
+    server = _keepers()
     try:
-        return _keepers().gate(orders)
+        return server.gate(orders)
     except OSError:
-        _end_server()
+        _end_server(server)
         return _keepers().gate(orders)
 
 
@@ -162,12 +172,16 @@ def _keepers() -> Server:
         if _server is None or _server.pid != os.getpid():
             if _server is None:
                 atexit.register(_end_server)
-            _server = Server()
+            _server = Server(_ends)
         return _server
 
 
-def _end_server() -> None:
+def _end_server(failed: Server | None = None) -> None:
+    """End it; when it has `failed` somebody, only if nobody has replaced it yet."""
     global _server  # noqa: PLW0603 - one per process by nature
-    if _server is not None and _server.pid == os.getpid():
-        _server.close()
-    _server = None
+    with _creation:
+        ended = _server if failed in (None, _server) else None
+        if ended is not None:
+            _server = None
+    if ended is not None and ended.pid == os.getpid():
+        ended.close()

@@ -1,0 +1,7 @@
+"""The audit trail: hash-chained JSON lines, written before each answer."""
+
+from __future__ import annotations
+
+from .writer import Audit
+
+__all__ = ["Audit"]

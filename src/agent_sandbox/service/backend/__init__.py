@@ -1,0 +1,1 @@
+"""Where the service's sandboxes run: one module per kind, behind `interface`."""

@@ -1,0 +1,1 @@
+"""The HTTP layer: its parsers by tables, its server on loopback with clients that are not ours."""
