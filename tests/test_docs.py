@@ -99,6 +99,12 @@ def test_the_man_pages_are_current() -> None:
     assert script("make_man").stale() == [], "run python3 docs/make_man.py"
 
 
+def test_the_page_of_the_api_is_that_of_the_routes() -> None:
+    page = script("make_api")
+    assert page.read(page.API) == page.api(), "run python3 docs/make_api.py"
+    assert page.read(page.SERVICE) == page.service(), "run python3 docs/make_api.py"
+
+
 def test_the_man_pages_have_every_flag_and_verb() -> None:
     page = (DOCS / "man" / "agent-sandbox.1").read_text().replace("\\-", "-")
     assert [n for n in NAMES["flags"] if f"\\fB{n}\\fR" not in page] == []

@@ -126,7 +126,9 @@ def test_cannot_escape_when_a_service_holds_the_socket(served: Served) -> None:
 def test_nothing_but_the_service_holds_the_socket(served: Served) -> None:
     status, made = served.ask("worker2", "/v1/sandboxes", {"image": "job:1"})
     assert status == 200
-    found = json.loads(served.engine.run("inspect", *served.containers()).stdout)
+    # Those of runs may be gone by now; what is there is told all the same.
+    told = served.engine.run("inspect", *served.containers(), check=False)
+    found = json.loads(told.stdout)
     assert [one["Name"] for one in found if made["id"] in one["Name"]]
     holders = {
         one["Name"]

@@ -59,7 +59,7 @@ class Filtered:
         """The process."""
         process = self._filter._process
         assert process is not None
-        return process._pid
+        return process.pid
 
     def orphan(self) -> None:
         """Let go of it as a supervisor does that dies."""

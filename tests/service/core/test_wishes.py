@@ -172,6 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"image": "python:3"}, "UNSUPPORTED", "image"),
     ({"backend": "box"}, "INVALID", "image"),
     ({"backend": "box", "image": "evil:1"}, "IMAGE_NOT_ALLOWED", "image"),
+    ({"backend": "bare", "image": "evil:1"}, "IMAGE_NOT_ALLOWED", "image"),
     ({"template": "py", "image": "evil:1"}, "IMAGE_NOT_ALLOWED", "image"),
     ({"runtime": "runsc"}, "UNSUPPORTED", "runtime"),
     ({"template": "py", "runtime": "kata"}, "UNSUPPORTED", "runtime"),

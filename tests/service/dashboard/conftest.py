@@ -38,7 +38,7 @@ document.addEventListener("securitypolicyviolation",
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """One browser for all tests."""
     must_work(shutil.which(CHROMIUM), "chromium is not installed")

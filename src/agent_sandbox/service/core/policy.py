@@ -142,6 +142,9 @@ def _available(_agent: Agent, draft: Draft, _limits: Limits, support: Support) -
 
 def _image(agent: Agent, draft: Draft, limits: Limits, support: Support) -> None:
     if not support.images:
+        if draft.image and limits.allowed_images:
+            # What the operator forbids is the answer, not what this backend happens to lack.
+            bounds.check_image(limits, agent, draft.image)
         if draft.image:
             raise _unsupported(draft, "images", "image", "leave `image` out")
         return
