@@ -84,6 +84,14 @@ def owner(path: Path) -> int:
         return 0
 
 
+def start(path: str) -> str:
+    """What a file begins with: it may tell who left it."""
+    try:
+        return repr(Path(path).read_bytes()[:400])
+    except OSError as error:
+        return str(error)
+
+
 class Chaos:
     """Rounds in one world through one front end, and what they found."""
 
@@ -219,7 +227,7 @@ class Chaos:
         found = [f"process {line}" for line in processes.marked(self.marks)]
         run = self.world.state / "run"
         found += [f"workspace {p.name}: {sorted(os.listdir(p))}" for p in sorted(run.iterdir())]
-        found += [f"file {path}" for path in sorted(self._kept() - self.kept)]
+        found += [f"file {path}: {start(path)}" for path in sorted(self._kept() - self.kept)]
         found += [f"mount {line}" for line in self._mounts()]
         found += [f"cgroup {path}" for path in self._groups()]
         found += scene.changes()

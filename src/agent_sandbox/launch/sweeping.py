@@ -98,15 +98,18 @@ def _remove_unfinished(base: str, path: str) -> None:
         os.close(gate)
 
 
-def end_orphans(name: str) -> None:
+def end_orphans(name: str, *, looks: int = 1) -> None:
     """Kill what still lives in the sandbox of a dead run.
+
+    `looks`: how often in a row nobody must be there. A process has no arguments for a moment while
+    it becomes another program, so one look may miss what was forked just before.
 
     bwrap binds its child's life to its own only when the root is built: if one of the two is
     killed in those first milliseconds, the child waits for ever. Its arguments name the run, and
     later its mounts do.
     """
     mark, mounted = f"{called(name)}\0".encode(), b"/run/%s/tmp " % name.encode()
-    _end_all(lambda pid: _has(pid, "cmdline", mark) or _has(pid, "mountinfo", mounted))
+    _end_all(lambda pid: _has(pid, "cmdline", mark) or _has(pid, "mountinfo", mounted), looks)
 
 
 def called(name: str) -> str:
@@ -120,10 +123,11 @@ def end_called(prefix: str) -> None:
     _end_all(lambda pid: _has(pid, "cmdline", mark, first=True))
 
 
-def _end_all(is_meant: Callable[[str], bool]) -> None:
+def _end_all(is_meant: Callable[[str], bool], looks: int = 1) -> None:
     """Kill processes until there are no more of them."""
     import time
 
+    quiet = 0
     for _ in range(200):
         found = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_meant(pid)]
         for pid in found:
@@ -132,7 +136,8 @@ def _end_all(is_meant: Callable[[str], bool]) -> None:
                 os.kill(int(pid), 9)
             except (ProcessLookupError, PermissionError):
                 continue
-        if not found:
+        quiet = 0 if found else quiet + 1
+        if quiet >= looks:
             return
         time.sleep(0.01)
 

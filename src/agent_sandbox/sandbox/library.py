@@ -179,7 +179,7 @@ class Wrapped:
         for fd in self.fds:
             os.close(fd)
         # Whoever was started may have been killed before it could end its sandbox.
-        sweeping.end_orphans(os.path.basename(self._space.path))
+        sweeping.end_orphans(os.path.basename(self._space.path), looks=2)
         self.changes = self._changes.settle()
         sweeping.remove(self._space, keep=False)
         self._space = None

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 
 from .. import store_private
 from ..problems import Problem
-from .lines import HEAD_BYTES, MOST_LINE, read_head
+from .lines import HEAD_BYTES, MOST_LINE, Head, read_head
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from .lines import Head
 
 HEAD, LOCK = "head", "lock"
 PREFIX, SUFFIX = "audit-", ".jsonl"
@@ -70,6 +68,25 @@ def locked(fd: int, *, shared: bool = False) -> Iterator[None]:
     finally:
         # By word, not by closing: a child that was forked meanwhile has the descriptor too.
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def open_head(directory: str) -> int:
+    """The head of a trail; that of a new one is made in one step, before any log.
+
+    An empty head says that somebody has removed what was in it: a kill must not say so.
+    """
+    path = f"{directory}/{HEAD}"
+    try:
+        return store_private.open_file(path, os.O_RDWR)
+    except FileNotFoundError:
+        if numbers(directory):
+            # Whoever looks for the end of the chain will see that it is missing.
+            return store_private.open_file(path, os.O_RDWR | os.O_CREAT)
+    fd = store_private.open_file(f"{path}.new", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, Head().encode(), 0)
+    os.rename(f"{path}.new", path)
+    return fd
 
 
 class Snapshot:

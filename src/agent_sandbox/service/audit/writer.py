@@ -47,11 +47,11 @@ class Audit:
         self._mutex = threading.Lock()
         made = os.O_RDWR | os.O_CREAT
         self._lock = store_private.open_file(f"{self.directory}/{places.LOCK}", made)
-        self._head_fd = store_private.open_file(f"{self.directory}/{places.HEAD}", made)
-        self._log = -1
+        self._head_fd = self._log = -1
         self._head = Head()
         self._head_bytes = b""
         with self._mutex, places.locked(self._lock):
+            self._head_fd = places.open_head(self.directory)
             self._recover()
 
     @property

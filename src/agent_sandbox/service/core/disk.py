@@ -91,7 +91,8 @@ class Disks:
         except Exception:
             # It may be on its way out. What is not known is measured before the next use.
             live.disk = None
-            if live.removal is None and not self._context.draining:
+            there = live.removal is None and live.sandbox.id in self._context.live
+            if there and not self._context.draining:
                 log.exception("sandbox %s: its files cannot be measured", live.sandbox.id)
         finally:
             live.looking = None

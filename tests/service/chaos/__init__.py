@@ -1,0 +1,1 @@
+"""A service that is killed at random moments, under load."""
