@@ -46,11 +46,12 @@ def test_all_are_found_stopped_and_let_go_on(family: subprocess.Popen[str]) -> N
     found = until(4, family)
     assert len(found) >= 4
     kin.stop(family.pid)
-    assert {state(pid) for pid in found} == {"T"}
+    assert {state(pid) for pid in found} <= {"T", "D"}
+    assert "T" in {state(pid) for pid in found}
     # The first one belongs to bwrap, and is left alone.
     assert state(family.pid) == "S"
     kin.go_on(family.pid)
-    assert {state(pid) for pid in found} <= {"S", "R"}
+    assert {state(pid) for pid in found} <= {"S", "R", "D"}
 
 
 def test_a_process_of_another_namespace_is_left_alone(

@@ -51,8 +51,10 @@ def dead_children() -> set[int]:
 def stop(init: int) -> None:
     """Stop all of them; raises TimeoutError when they fork faster than they can be stopped."""
     deadline = time.monotonic() + STOP_SECONDS
-    while any(not _is_stopped(pid) for pid in descendants(init)):
+    while True:
         _send_all(init, _signal.SIGSTOP)
+        if all(_is_stopped(pid) for pid in descendants(init)):
+            return
         if time.monotonic() > deadline:
             raise TimeoutError("the sandbox's processes do not stop")
 
@@ -87,8 +89,12 @@ def _namespace(pid: int) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, or as good as gone."""
-    return _state(pid) in b"TtZXx"
+    """Whether a process that was told to is stopped, or as good as gone.
+
+    D too: a shell that waits for its vforked child, which is stopped before it became a program,
+    would never be anything else. It stops before it runs again.
+    """
+    return _state(pid) in b"TtDZXx"
 
 
 def _state(pid: int) -> bytes:

@@ -29,8 +29,8 @@ def make(space: str, plan: Plan) -> None:
     A placeholder of another run in the same project becomes ours too: were it removed when that
     run ends, our mount on it would go with it and the name would be free.
     """
-    vanished = _vanished(plan)
-    if not plan.placeholders and not vanished and not _others(space):
+    # Others first: what one of them held is gone for sure when it is not recorded any more.
+    if not plan.placeholders and not _others(space) and not _vanished(plan):
         return
     with _Lock(space):
         # Once more: until now another run may have ended, and what it held went with it.
