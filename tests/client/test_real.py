@@ -85,7 +85,7 @@ def test_output_comes_while_the_command_runs(box: Any) -> None:
 
 
 def test_a_command_that_nobody_waits_for(client: Any, box: Any) -> None:
-    started = box.start("echo begun; trap 'echo caught; exit 5' TERM; while :; do sleep 0.05; done")
+    started = box.start("trap 'echo caught; exit 5' TERM; echo begun; while :; do sleep 0.05; done")
     for event in started.follow():
         if event.data == b"begun\n":
             started.signal("SIGTERM")

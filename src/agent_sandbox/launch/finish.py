@@ -39,7 +39,9 @@ def complete(
         network.attend(init)
     try:
         guards.apply(init, command.processes)
-    except ProcessLookupError:
+    except (ProcessLookupError, FileNotFoundError):
+        # A keeper that fails kills the sandbox first and then says why; else bwrap says it.
+        keeper.ready()
         return False
     if enforcer is not None:
         enforcer.attach(init)

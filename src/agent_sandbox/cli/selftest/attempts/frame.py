@@ -42,7 +42,7 @@ ATTEMPTS: dict[str, Attempt] = {}
 
 
 class Got(str):
-    """An answer that is itself the escape: nothing outside could show it."""
+    """An answer that is itself the escape: nothing outside could show it, or not whose it was."""
 
     __slots__ = ()
 
