@@ -13,6 +13,8 @@ pytestmark = pytest.mark.chaos
 
 FRONTS = ("command line", "library")
 EACH = -(-rounds.RUNS // (len(FRONTS) * (2 if IS_ROOT else 1)))
+# On a busy machine moments come late, and the command is gone: then there are more rounds.
+MOST = 4
 ALL_ROLES = {processes.SUPERVISOR, processes.OUTER, processes.INIT, processes.COMMAND}
 
 
@@ -20,7 +22,9 @@ ALL_ROLES = {processes.SUPERVISOR, processes.OUTER, processes.INIT, processes.CO
 def test_nothing_is_left_and_nothing_is_lost(world: World, front: str) -> None:
     """No process, mount, workspace, placeholder or control group; every file as it was."""
     chaos = rounds.Chaos(world, front)
-    for number in range(EACH):
+    for number in range(EACH * MOST):
+        if number >= EACH and set(chaos.victims) >= ALL_ROLES:
+            break
         chaos.round(number)
     print(f"\n{world.runner.name}, {front}: {dict(chaos.victims)}")
     assert not chaos.problems, "\n".join(chaos.problems)

@@ -16,7 +16,8 @@ def listed(workspace: str) -> list[str]:
     try:
         with open(f"{workspace}/{LIST}", encoding="utf-8", errors="surrogateescape") as file:
             return [path for path in file.read().split("\0") if path.startswith("/")]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        # Any other error is the caller's: a name that a run holds must not be taken for free.
         return []
 
 

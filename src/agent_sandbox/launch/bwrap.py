@@ -79,6 +79,8 @@ class Command(Record):
     processes: int = 0
     # The run's name, by which what is left of it can be found after a crash.
     name: str = ""
+    # Its lock file, where its first process is written down; empty where there is none.
+    lock: str = ""
     # Every mount that the finished root must have: destination and source ('' for an empty one).
     planned: tuple[tuple[str, str], ...] = ()
     # What the gate at its network and the proxy outside are told; empty where there are none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ..errors import HostError
-from . import built, guards, verify
+from . import built, first, guards, verify
 from .bwrap import MASK
 
 TYPE_CHECKING = False
@@ -38,6 +38,8 @@ def complete(
     if network is not None:
         network.attend(init)
     try:
+        if command.lock:
+            first.note(command.lock, init)
         guards.apply(init, command.processes)
     except (ProcessLookupError, FileNotFoundError):
         # A keeper that fails kills the sandbox first and then says why; else bwrap says it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from . import placing
+from . import first, placing
 from .workspace import DIRECTORY, GROUPS, LOCK, NEW
 
 TYPE_CHECKING = False
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def remove(space: Workspace, *, keep: bool) -> None:
-    """End a run: placeholders and, unless it is to be kept, the workspace."""
+    """End a run: placeholders and, unless it is to be kept, the workspace.
+
+    Both stay when the sandbox does not end, for a later run to find.
+    """
+    if not first.end(space.lock):
+        os.close(space.lock)
+        return
     placing.remove(space.path)
     if not keep and not _remove_unused(space.path):
         remove_tree(space.path)
@@ -66,8 +72,7 @@ def sweep(state_dir: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(f"{path}/keep"):
-                _clear_dead(name, path)
-                swept += 1
+                swept += _clear_dead(name, path, lock)
         except BlockingIOError:
             pass
         finally:
@@ -75,15 +80,18 @@ def sweep(state_dir: str) -> int:
     return swept
 
 
-def _clear_dead(name: str, path: str) -> None:
-    """Remove everything that a dead run has left."""
+def _clear_dead(name: str, path: str, lock: int) -> bool:
+    """Remove everything that a dead run has left; False when its sandbox does not end."""
     end_orphans(name)
+    if not first.end(lock):
+        return False
     placing.remove(path)
     if os.path.exists(f"{path}/{GROUPS}"):
         from . import cgroups
 
         cgroups.remove_recorded(f"{path}/{GROUPS}")
     remove_tree(path)
+    return True
 
 
 def _remove_unfinished(base: str, path: str) -> None:

@@ -276,6 +276,7 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     except BaseException:
         sweeping.remove(space, keep=False)
         raise
+    command = command.replace(lock=f"{space.path}/{workspace.LOCK}")
     return Built(command=command, space=space, shield=bool(reset) and "=" not in argv[0])
 
 
