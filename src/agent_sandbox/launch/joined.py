@@ -189,10 +189,13 @@ def _is_masked(path: str) -> bool:
 def make(operations: list[tuple[str, str, str]]) -> None:
     """The mounts that bwrap could not take, in their order: (operation, source, destination)."""
     for operation, source, dest in operations:
-        if operation == SEAL:
-            seal(dest)
-        else:
-            put(source, dest, sealed=operation == READ_ONLY, recursive=operation != COPY)
+        try:
+            if operation == SEAL:
+                seal(dest)
+            else:
+                put(source, dest, sealed=operation == READ_ONLY, recursive=operation != COPY)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, dest) from error
 
 
 def seal(path: str) -> None:

@@ -190,7 +190,9 @@ def serve(orders: Orders, report: int, life: int) -> None:
         # bwrap failed, and says so itself.
         os.write(report, READY)
     except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must not start
-        said = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            said = f"{reason(error)}: '{error.filename}'" if error.filename else reason(error)
         os.write(report, said.encode("utf-8", "replace") + b"\n")
     # All is said. The kernel frees memory before it closes files, and nobody has to wait for that.
     os.close(report)

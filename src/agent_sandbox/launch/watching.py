@@ -159,8 +159,8 @@ def _cover(operation: str, path: str) -> bool:
     for attempt in range(ATTEMPTS):
         try:
             return joined.cover(operation, path)
-        except OSError:
+        except OSError as error:
             # It was replaced once more in between. What cannot be covered must not go on.
             if attempt + 1 == ATTEMPTS and os.path.lexists(path):
-                raise
+                raise OSError(error.errno, error.strerror, path) from error
     return False
