@@ -41,10 +41,16 @@ def join(init: int) -> int:
     """Wait until bwrap has built the root, then enter it. Returns its mount table, open."""
     if not built.wait(init, READY_SECONDS):
         raise ProcessLookupError("the sandbox has ended")
-    # Not earlier: the table shows paths as seen from the root that the process has now.
-    table = os.open(f"/proc/{init}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     setns, mount = NUMBERS[os.uname().machine]
-    space = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Not earlier: the table shows paths as seen from the root that the process has now.
+        table = os.open(f"/proc/{init}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        space = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        # EINVAL and ENOENT: a process that is ending has no namespaces any more.
+        if error.errno in (2, 22):
+            raise ProcessLookupError("the sandbox has ended") from error
+        raise
     # bwrap's mounts belong to its first user namespace; the command runs in a second one.
     owner = fcntl.ioctl(space, NS_GET_USERNS)
     syscall(setns, owner, CLONE_NEWUSER)
