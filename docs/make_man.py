@@ -129,7 +129,7 @@ def agent_sandbox() -> str:
     lines += [
         ".SH PROFILES",
         "A profile is chosen by the command's name: "
-        + escape(", ".join(p.name for p in profiles.PROFILES))
+        + escape(", ".join(profiles.NAMES))
         + ". \\fBnone\\fR is the profile of every other command.",
         ".SH EXIT STATUS",
     ]

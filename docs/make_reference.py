@@ -34,6 +34,8 @@ KINDS = {
     settings.HOSTS: "list of [rules](network.md#rules)",
     settings.PORTS: "list of [ports](network.md#publishing-a-port)",
     settings.IMAGES: "list of names of images, with `*`",
+    settings.GIT_KEYS: "list of [keys](agents.md#git-and-credentials)",
+    settings.GIT_HOSTS: "list of hosts, with ports or without",
     settings.PRESETS: "list of `@name` or `!@name`",
     settings.NAMES: "list of variable names",
     settings.TABLE: "table of strings",
@@ -42,6 +44,8 @@ KINDS = {
     settings.FILE: "path that begins with `/` or `~/`",
     settings.SECRETS: "tables: [`[[secret]]`](network.md#secrets)",
     settings.BUDGETS: "tables: [`[[budget]]`](network.md#budgets)",
+    settings.PROFILES: "tables: [`[profiles.NAME]`](agents.md#profiles)",
+    settings.COMMANDS: "table of [rules](agents.md#command-rules)",
     settings.DURATION: "number of seconds, or text such as `90`, `10m`, `2h`",
 }
 
@@ -128,14 +132,29 @@ def preset_rules() -> list[str]:
     ]
 
 
+def shared(written: list[str]) -> str:
+    """Paths, with those of one directory together."""
+    by_parent: dict[str, list[str]] = {}
+    for path in written:
+        parent, _, name = path.rpartition("/")
+        by_parent.setdefault(parent, []).append(name)
+    return "; ".join(
+        words([f"{parent}/{names[0]}"]) if len(names) == 1 else f"in `{parent}/`: {words(names)}"
+        for parent, names in by_parent.items()
+    )
+
+
 def profile_table() -> list[str]:
     """Every profile."""
-    lines = ["| profile | writable, shared with the host | read-only in it | variables passed |"]
-    lines.append("|---|---|---|---|")
-    for profile in profiles.PROFILES:
-        cells = [words(group) for group in (profile.state, profile.protect, profile.env)]
+    modes = tuple(profiles.MODES)
+    lines = [f"| profile | {' | '.join(modes)} | variables passed | hosts |"]
+    lines.append("|---" * (len(modes) + 3) + "|")
+    for profile in profiles.known().values():
+        cells = [shared([s.path for s in profile.state if s.mode == mode]) for mode in modes]
+        moved = [variable for variable, _ in profile.moved]
+        cells += [words([*profile.env, *moved]), words(profile.hosts)]
         lines += [f"| `{profile.name}` | {' | '.join(cells)} |"]
-    return [*lines, f"| `{profiles.NONE}` | | | |"]
+    return [*lines, f"| `{profiles.NONE}` |" + " |" * (len(modes) + 2)]
 
 
 def passed_variables() -> list[str]:

@@ -59,7 +59,7 @@ NAMES = {
     "flags": [n for flag in options.TABLE for n in (flag.name, flag.short) if n],
     "keys": [row.key for row in settings.ROWS],
     "presets": [preset.name for preset in presets.PRESETS],
-    "profiles": [profiles.NONE, *profiles.BY_NAME],
+    "profiles": [profiles.NONE, *profiles.NAMES],
     "verbs": [verb.name for verb in ctl.VERBS],
     "exit codes": list(exit_codes()),
     "errors": sorted(error_codes()),

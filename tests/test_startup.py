@@ -26,9 +26,9 @@ HEAVY = (
 MUST_WORK = os.environ.get("AGENT_SANDBOX_MUST_WORK") == "1"
 
 # What planning may cost on top of the bare interpreter. Measured with CPython 3.11 on x86_64 as
-# root: 40.1 million instructions (the bare interpreter: 20.9 million). The bound is 7 % above
-# that. Raise it only with a reason in the commit.
-PLAN_BOUND = 42_900_000
+# root: 41.9 million instructions (the bare interpreter: 20.9 million). The bound is 7 % above
+# that; each unix socket on the machine costs 7,000. Raise it only with a reason in the commit.
+PLAN_BOUND = 44_800_000
 
 
 @pytest.fixture

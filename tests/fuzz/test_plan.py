@@ -191,6 +191,7 @@ def test_only_what_a_rule_opens_is_writable(case: Case) -> None:
         if rule.level == RW
         for match in it.facts.matches.get(rule.pattern, ())
     ]
+    opened += [part.outside for part in it.policy.parts if part.mode == RW]
     for mount in it.plan.mounts:
         if mount.kind in ("rw", "pin") and mount.source.startswith("/"):
             assert any(paths.within(mount.source, root) for root in opened), mount

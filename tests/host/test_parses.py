@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent_sandbox.host import files, parses
-from agent_sandbox.policy.model import PROJECT
+from agent_sandbox.policy.model import GLOBAL, PROJECT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +124,9 @@ def test_values_of_variables_are_not_copied(state: Path, tmp_path: Path) -> None
     layer = files.read(written(tmp_path, '[env.set]\nTOKEN = "s3cret"\n'), PROJECT, str(state))
     assert layer.parsed is not None
     assert parses.dump({}, [layer]) == b""
+    for table, is_kept in (('set-env = { TOKEN = "s3cret" }', False), ('env = ["TOKEN"]', True)):
+        path = written(tmp_path, f"[profiles.mine]\n{table}\n")
+        assert bool(parses.dump({}, [files.read(path, GLOBAL, str(state))])) is is_kept
 
 
 def test_only_a_few_texts_are_kept(state: Path, tmp_path: Path) -> None:

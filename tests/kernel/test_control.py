@@ -181,10 +181,13 @@ def test_cannot_create_an_agent_s_missing_settings(world: World) -> None:
     world.write("~/.claude/history.jsonl", "x\n")
     make = "echo '{\"hooks\": {}}' > ~/.claude/settings.json; mkdir -p ~/.claude/hooks/x"
     world.sh(make, "--profile", "claude")
-    assert sorted(os.listdir(world.path("~/.claude"))) == ["history.jsonl"]
-    seen = world.sh("cat ~/.claude/settings.json; echo y >> ~/.claude/history.jsonl",
-                    "--profile", "claude")  # fmt: skip
+    assert sorted(os.listdir(world.path("~/.claude"))) == ["history.jsonl", "projects"]
+    # Opened as a whole, with the profile: what the host would act on is held.
+    flags = ("--profile", "claude", "--rw", "~/.claude")
+    seen = world.sh(f"{make}; cat ~/.claude/settings.json; echo y >> ~/.claude/history.jsonl",
+                    *flags)  # fmt: skip
     assert seen.stdout == "{}\n"
     assert world.path("~/.claude/history.jsonl").read_text() == "x\ny\n"
+    assert sorted(os.listdir(world.path("~/.claude"))) == ["history.jsonl", "projects"]
     world.sh(make, "--rw", "~/.claude")
     assert "hooks" in world.path("~/.claude/settings.json").read_text()

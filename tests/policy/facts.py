@@ -20,10 +20,13 @@ from agent_sandbox.policy.model import (
     Plan,
     Policy,
 )
+from agent_sandbox.policy.profiles.claims import Found
 from agent_sandbox.policy.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from agent_sandbox.policy.profiles.places import Part
 
 HOME = "/home/u"
 CWD = "/home/u/p"
@@ -85,8 +88,20 @@ def facts(policy: Policy | None = None, tree: Tree | None = None, **changes: Any
         "system": (a_match("/usr"), a_match("/etc")), "path_dirs": (), "matches": matches,
         "resolver": None, "engine_sockets": (), "docker_socket": None, "docker_wanted": "",
         "git": None, "git_config": (), "root_secrets": (),
+        "state": tuple(found_state(part, table) for part in policy.parts) if policy else (),
     }  # fmt: skip
     return HostFacts(**{**values, **changes})
+
+
+def found_state(part: Part, table: Tree) -> Found:
+    """A part of an agent's state on this machine. What is missing could be made."""
+    above = next(p for p in paths.parents(part.outside) if p == "/" or find(table, p) or p == HOME)
+    rest = part.outside[len(above) :].lstrip("/")
+    match = find(table, part.outside)
+    return Found(
+        part=part, match=match, at="" if match else f"{above}/{rest}", parent="/" not in rest,
+        above=a_match(above), rest=rest,
+    )  # fmt: skip
 
 
 def layer(rank: int, data: Mapping[str, object]) -> Layer:

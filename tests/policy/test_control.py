@@ -84,7 +84,7 @@ def test_a_profile_s_missing_file_is_held_by_a_plain_one() -> None:
     """The agent outside reads it meanwhile: it must find an empty document, not a socket."""
     state = "/home/u/.claude"
     named = (Named(path=f"{state}/settings.json", kind=FILE, missing=True, tracked=False),)
-    plan = plan_of({state: DIR}, control=named, command="claude")
+    plan = plan_of({state: DIR}, control=named, flags=rules(rw=["~/.claude"]))
     (held,) = plan.placeholders
     assert (held.node, held.text) == (FILE, "{}\n")
     assert look_up(plan, f"{state}/settings.json").level == RO

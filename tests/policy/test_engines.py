@@ -6,7 +6,7 @@ import pytest
 
 from agent_sandbox.policy import engines
 from agent_sandbox.policy.environment import PASSED, PASSED_PREFIXES, PROXIES
-from agent_sandbox.policy.profiles import PROFILES
+from agent_sandbox.policy.profiles.builtin import PROFILES
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import environment, profiles
 from agent_sandbox.policy.decode import OURS
 from agent_sandbox.policy.gitconfig import has_userinfo
+from agent_sandbox.policy.profiles.builtin import PROFILES
 
 from .facts import CWD, HOME, facts, policy_of
 
@@ -110,10 +111,10 @@ def test_set_values_win_over_passed_ones() -> None:
     assert why["LANG"] == "flags: env.set"
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 def test_a_profile_s_variables_pass_only_with_it(profile: profiles.Profile) -> None:
     """An agent gets its own key and no other's."""
-    caller = {name: "v" for p in profiles.PROFILES for name in p.env}
+    caller = {name: "v" for p in PROFILES for name in p.env}
     env, why = built(caller, command=profile.commands[0])
     assert {n for n in caller if n in env} == set(profile.env)
     assert {why[n] for n in profile.env} <= {f"profile {profile.name}"}

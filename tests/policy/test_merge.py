@@ -211,18 +211,19 @@ def test_an_unknown_profile_is_an_error_with_its_source() -> None:
     assert "claude" in caught.value.hint
 
 
-def test_a_profile_s_state_is_writable_and_its_programs_are_protected() -> None:
-    """What the agent outside would execute stays read-only."""
-    by_pattern = {r.pattern: r.level for r in policy_of(command="claude").rules}
-    assert by_pattern[f"{HOME}/.claude"] == RW
-    assert by_pattern[f"{HOME}/.claude/settings.json"] == RO
-    assert by_pattern[f"{HOME}/.claude/plugins"] == RO
+def test_a_profile_s_state_is_private_and_its_programs_are_read_only() -> None:
+    """What the agent outside would execute is shown at most."""
+    by_path = {part.path: part.mode for part in policy_of(command="claude").parts}
+    assert by_path[f"{HOME}/.claude"] == "private"
+    assert by_path[f"{HOME}/.claude/settings.json"] == "ro"
+    assert by_path[f"{HOME}/.claude/plugins"] == "ro"
 
 
-def test_without_agents_a_profile_has_no_rules() -> None:
+def test_without_agents_a_profile_has_no_state() -> None:
     """`!@agents` keeps the real state out."""
     policy = policy_of(command="claude", flags={"filesystem": {"presets": ["!@agents"]}})
-    assert not any(r.pattern == f"{HOME}/.claude" for r in policy.rules)
+    assert policy.parts == ()
+    assert policy_of(command="claude").parts != ()
 
 
 def test_rules_of_presets_and_profiles_are_quiet() -> None:
@@ -305,6 +306,8 @@ WIDER: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"docker": {"memory": "99G"}}, {}, "docker.memory"),
     ({"docker": {"cpus": 99}}, {}, "docker.cpus"),
     ({"docker": {"pids": 9999}}, {}, "docker.pids"),
+    ({"git": {"auth": "ssh-agent"}}, {}, "git.auth"),
+    ({"git": {"auth": "ssh-agent"}}, {"git": {"auth": "helper"}}, "git.auth"),
     ({"home": "host"}, {}, "home"),
     ({"home": "private"}, {"home": "ephemeral"}, "home"),
     ({"seccomp": "off"}, {}, "seccomp"),
@@ -458,7 +461,9 @@ def test_every_setting_is_judged_for_widening() -> None:
     by_resolve = {"filesystem.ro", "filesystem.rw", "filesystem.exclude"}
     # No project's file may have them at all; and one more budget never widens.
     by_decode = {*settings.USER_ONLY, "budget"}
-    assert judged | by_resolve | by_decode == set(settings.BY_KEY)
+    # Judged one by one in test_commands.
+    by_name = {"commands"}
+    assert judged | by_resolve | by_decode | by_name == set(settings.BY_KEY)
 
 
 def test_the_refusal_lists_what_was_asked_and_how_to_trust() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import presets, profiles, secrets, toolchains
+from agent_sandbox.policy.profiles.builtin import PROFILES
 
 LEAVES = [p.name for p in presets.PRESETS if not p.includes]
 DESIGNED = {
@@ -103,22 +104,22 @@ def test_toolchains_show_no_directory_that_holds_credentials() -> None:
 def test_toolchains_and_profiles_only_name_places_in_the_home() -> None:
     """`~/…`, never the home itself."""
     listed = [*toolchains.ROOTS, *presets.CACHES, *secrets.HOME]
-    for profile in profiles.PROFILES:
-        listed += [*profile.state, *profile.protect]
+    for profile in PROFILES:
+        listed += [*(state.path for state in profile.state), *profile.protect]
     assert [p for p in listed if not p.startswith("~/") or len(p) < 4 or ".." in p] == []
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 def test_a_profile_protects_only_what_it_shares(profile: profiles.Profile) -> None:
     """A protected path lies below a state path; otherwise it would show more, not less."""
     for path in profile.protect:
-        assert any(path.startswith(state + "/") for state in profile.state), path
+        assert any(path.startswith(state.path + "/") for state in profile.state), path
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 def test_a_profile_s_state_is_a_secret_for_everybody_else(profile: profiles.Profile) -> None:
     """With the host's home shown, an agent's credentials are hidden from other commands."""
-    for state in profile.state:
-        if not state.startswith(("~/.cache/", "~/.local/state/")):
-            hidden = any(state == s or state.startswith(s + "/") for s in secrets.HOME)
-            assert hidden, state
+    for path in (state.path for state in profile.state):
+        if not path.startswith(("~/.cache/", "~/.local/state/", "~/.aider.", "~/.agents")):
+            hidden = any(path == s or path.startswith(s + "/") for s in secrets.HOME)
+            assert hidden, path

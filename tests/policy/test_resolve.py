@@ -75,6 +75,7 @@ def test_the_default_plan_is_exactly_this() -> None:
         "tmpfs /run/user/1000",
         "mask-dir /proc/1",
         "seal /proc",
+        "text /run/agent-sandbox/README.md",
         "text /run/agent-sandbox/marker",
         "seal /",
     ]
@@ -83,6 +84,7 @@ def test_the_default_plan_is_exactly_this() -> None:
 def test_the_default_plan_s_sources_are_private_where_they_should_be() -> None:
     """Only the system and the project come from the host."""
     sources = {m.dest: m.source for m in plan_of().mounts if m.source}
+    assert sources.pop("/run/agent-sandbox/README.md") == "@page"
     assert sources == {
         "/etc": "/etc", "/usr": "/usr", "/tmp": "@work/tmp", "/var/tmp": "../tmp",
         HOME: "@home", CWD: CWD, "/var/run": "../run", "/run/agent-sandbox/marker": "marker",
@@ -735,7 +737,8 @@ def test_mount_points_in_the_private_home_are_prepared_by_us() -> None:
     plan = plan_of(tree, command="claude")
     assert {(p.kind, p.dest, p.level) for p in plan.home_points} == {
         ("dir", "p", "@home"), ("dir", ".pyenv", "@home"), ("dir", ".claude", "@home"),
-        ("file", ".claude.json", "@home"),
+        ("file", "settings.json", "@state/.claude"),
+        ("dir", "projects/-home-u-p", "@state/.claude"),
     }  # fmt: skip
 
 

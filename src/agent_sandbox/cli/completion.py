@@ -37,6 +37,9 @@ ACTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--agent", "--action", "--decision", "--target", "--since", "--until", "--head",
          "--output", "--keep-days", "--data", "--json"),
     ),
+    "profile": (("list", "show", "new"), ("--extends", "--json")),
+    "shim": (("install", "status", "remove"), ("--rc", "--json", "--all")),
+    "hook": (("claude", "install", "print", "remove"), ("--prefix", "--settings", "--approve")),
     "remote": (
         tuple(action.name for action in remote_options.ACTIONS),
         tuple(flag.name for flag in remote_options.FLAGS),
@@ -148,7 +151,7 @@ _agent_sandbox() {{
         --docker-keep) COMPREPLY=( $(compgen -W "on off" -- "$cur") ); return ;;
         {"|".join(PATH_FLAGS)}) COMPREPLY=( $(compgen -f -- "$cur") ); return ;;
         {"|".join(DIRECTORY_FLAGS)}) COMPREPLY=( $(compgen -d -- "$cur") ); return ;;
-        --profile) COMPREPLY=( $(compgen -W "none {" ".join(profiles.BY_NAME)}" -- "$cur") )
+        --profile) COMPREPLY=( $(compgen -W "none {" ".join(profiles.NAMES)}" -- "$cur") )
             return ;;
         --home) COMPREPLY=( $(compgen -W "{" ".join(home)}" -- "$cur") ); return ;;
     esac
@@ -205,7 +208,7 @@ def zsh() -> str:
             elif flag.name in DIRECTORY_FLAGS:
                 action += "_directories"
             elif flag.name == "--profile":
-                action += f"(none {' '.join(profiles.BY_NAME)})"
+                action += f"(none {' '.join(profiles.NAMES)})"
             elif flag.choices:
                 action += f"({' '.join(flag.choices)})"
         specs += [f"'{star}{name}[{text}]{action}'" for name in (flag.name, flag.short) if name]
@@ -284,7 +287,7 @@ def fish() -> str:
         elif flag.name in DIRECTORY_FLAGS:
             line += " -x -a '(__fish_complete_directories)'"
         elif flag.name == "--profile":
-            line += f" -x -a 'none {' '.join(profiles.BY_NAME)}'"
+            line += f" -x -a 'none {' '.join(profiles.NAMES)}'"
         elif flag.choices and flag.takes == options.VALUE:
             line += f" -x -a '{' '.join(flag.choices)}'"
         elif flag.takes in (options.VALUE, options.REPEAT):

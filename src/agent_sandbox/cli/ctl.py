@@ -45,6 +45,10 @@ VERBS: tuple[Verb, ...] = (
         help="what runs have planted in control files, and how to get it back",
     ),
     Verb(
+        name="profile", usage="list|show NAME|new NAME [--extends NAME] [--json]",
+        help="what each agent may keep, show and reach; a table for one of your own",
+    ),
+    Verb(
         name="compose",
         usage="check [FILE…]|secure FILE --solution NAME -o OUT|verify [FILE…] [--json]",
         help="find what hands the host to agents in compose files, make them safe, attack them",
@@ -79,6 +83,21 @@ VERBS: tuple[Verb, ...] = (
         name="remote",
         usage="run|create|list|exec|shell|cp|ps|logs|kill|rm|whoami [flags] …",
         help="commands, shells and files in sandboxes of a service (SANDBOX_API, SANDBOX_TOKEN)",
+    ),
+    Verb(
+        name="shim", usage="install NAME… [--rc]|status [--json]|remove NAME…|--all",
+        help="launchers, first on PATH, by which typing an agent's name means the sandboxed one",
+    ),
+    Verb(
+        name="mcp", usage="[flags]",
+        help="tools of the Model Context Protocol, over standard input and output, that run "
+        "commands and touch files in a sandbox with the flags of agent-sandbox",
+    ),
+    Verb(
+        name="hook",
+        usage="claude [--approve] [flags]|install|print|remove claude [--prefix] "
+        "[--settings FILE] [--approve] [flags]",
+        help="an agent that is not sandboxed runs its commands in sandboxes: for its settings",
     ),
     Verb(
         name="completion", usage="bash|zsh|fish", help="print shell completion for both commands"

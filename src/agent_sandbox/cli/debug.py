@@ -25,6 +25,7 @@ def describe(prepared: Prepared, argv: Sequence[str]) -> str:
         lines.append(f"  {name} = {setting.value}  [{setting.source}]")
     for name in ("allow", "deny", "publish"):
         lines += [f"  {name} {s.value}  [{s.source}]" for s in getattr(policy, name)]
+    lines += [f"  command {n} = {s.value}  [{s.source}]" for n, s in policy.commands.items()]
     for key, setting in policy.limits.items():
         if setting.value is not None:
             lines.append(f"  {key} = {setting.value}  [{setting.source}]")
@@ -37,6 +38,7 @@ def describe(prepared: Prepared, argv: Sequence[str]) -> str:
             lines.append(f"  {rule.level} {rule.pattern}{arrow}  [{rule.source}]")
     lines.append("mounts:")
     lines += [f"  {mount.describe()}" for mount in made.mounts]
+    lines += [f"  {step.mode:<9}  {step.name} with {step.outside}" for step in made.steps]
     lines.append("environment:")
     lines += [f"  {name}  [{made.env_sources.get(name, '')}]" for name in sorted(made.env)]
     lines.append("kernel:")

@@ -56,7 +56,9 @@ TABLE: tuple[Flag, ...] = (
     Flag(name="--report", takes=VALUE, metavar="FILE", help="write the run's report as JSON"),
     Flag(name="--dry-run", takes=SWITCH, help="print the bwrap command, start nothing"),
     Flag(name="--debug", takes=SWITCH, help="say where each value and mount comes from"),
-    Flag(name="--check", takes=SWITCH, help="inside a sandbox? exit 0, else 1"),
+    Flag(
+        name="--check", takes=SWITCH, help="inside a sandbox? exit 0, else 1; -v: what is allowed"
+    ),
     Flag(name="--help", short="-h", takes=SWITCH, help="show this help"),
     Flag(name="--version", short="-v", takes=SWITCH, help="show the version"),
 )  # fmt: skip

@@ -71,6 +71,7 @@ class Report:
             ],
             "learned": list(traffic.learned),
             "docker": json.loads(outcome.docker) if outcome.docker else None,
+            "git": json.loads(outcome.git_auth) if outcome.git_auth else None,
         }
         with os.fdopen(self._fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file, indent=2)

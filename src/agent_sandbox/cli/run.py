@@ -17,7 +17,7 @@ from ..errors import (
     UsageError,
     reason,
 )  # fmt: skip
-from ..policy.model import MARKER
+from ..policy.model import MARKER, README
 from . import options, output
 
 TYPE_CHECKING = False
@@ -57,14 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dispatch(parsed: options.Parsed) -> int:
+    if "--check" in parsed.switches:
+        # -v alone is the version, and here a wish for words.
+        return _check(verbose="--version" in parsed.switches)
     if "--version" in parsed.switches:
         from .. import __version__
 
         return _show(f"{PROGRAM} {__version__}\n")
-    if "--check" in parsed.switches:
-        inside = os.path.exists(MARKER)
-        _show("inside sandbox\n" if inside else "outside sandbox\n")
-        return 0 if inside else 1
     if "--help" in parsed.switches or (not parsed.command and len(sys.argv) < 2):
         return _show(options.help_text())
     if not parsed.command:
@@ -102,6 +101,20 @@ def _show(text: str) -> int:
     return 0
 
 
+def _check(*, verbose: bool) -> int:
+    """Tell inside from outside, and, when asked, what may be done inside."""
+    inside = os.path.exists(MARKER)
+    _show("inside sandbox\n" if inside else "outside sandbox\n")
+    if inside and verbose:
+        try:
+            with open(README, encoding="utf-8", errors="replace") as page:
+                _show("\n" + page.read())
+        except FileNotFoundError:
+            # A workspace of a service has none.
+            output.notice(PROGRAM, f"there is no {README} here")
+    return 0 if inside else 1
+
+
 def _run_plain(parsed: options.Parsed) -> int:
     """The escape hatch: no sandbox, and said aloud."""
     output.notice(PROGRAM, "AGENT_SANDBOX is off: running without a sandbox")
@@ -129,7 +142,7 @@ def _run(parsed: options.Parsed) -> int:
     if os.path.exists(MARKER) and "--dry-run" not in parsed.switches:
         raise HostError(
             "cannot start a sandbox inside a sandbox",
-            hint="run the command itself: it is sandboxed already",
+            hint=f"run the command itself: it is sandboxed already; see {README}",
             code="nested",
         )
     prepared = _plan(parsed)
@@ -191,6 +204,7 @@ def _start(prepared: Prepared, parsed: options.Parsed, report: Report | None) ->
             if outcome.started or not outcome.code or last:
                 _say_network(outcome.network, learn=prepared.policy.network.value == "learn")
                 _say_containers(outcome.docker)
+                _say_git(outcome.git_auth)
                 return _finish(built, outcome, parsed, report, changes)
         # Root's masks lie on files that passwd and useradd replace: look again and build anew.
         prepared = _plan(parsed)
@@ -305,6 +319,19 @@ def _say_containers(seen: bytes) -> None:
         output.notice(PROGRAM, refused)
     for message in containers.warnings(found):
         output.say(PROGRAM, "warning", message, output.RED)
+
+
+def _say_git(seen: bytes) -> None:
+    """What was signed with the user's keys, and which credentials were handed in."""
+    if not seen:
+        return
+    from ..sandbox import gitlog
+
+    found = gitlog.parse(seen)
+    for message in gitlog.notes(found):
+        output.notice(PROGRAM, message)
+    if found.log:
+        output.say(PROGRAM, "warning", found.log, output.RED)
 
 
 def _explain_failure(built: Built, code: int) -> int:

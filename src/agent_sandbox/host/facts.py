@@ -24,8 +24,12 @@ from .locate import Locator, expand_globs
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
-    from ..policy.model import GitLayout, Rule
+    from ..policy.commands import Programs
+    from ..policy.gitauth import Outside
+    from ..policy.model import ConfigFile, GitLayout, Rule
+    from ..policy.profiles.claims import Found
 
 SYSTEM_TREES = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu",
@@ -176,11 +180,13 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     held = placeholders.recorded(at.state_dir)
     git_config = git.user_config(at.home, env, locator, at.real)
     hooks = git.user_hooks_path(git_config)
+    git_auth, git_config = _git_auth(policy, at, env, locator, git_config)
     matches = _with_memories(policy.rules, _matches(policy.rules, locator), at)
     layout = _git_layout(at, active, hooks, held)
     roots = [at.real, *([layout.common_dir] if layout else ())]
     named = [r.pattern for r in policy.rules if r.source.layer > BUILT_IN]
     roots += [match.real for pattern in named for match in matches.get(pattern, ())]
+    state = _state(policy, locator)
     config_dir = os.path.realpath(paths.parent(files.global_stem(env, at.home.real)))
     if not os.path.isdir(config_dir):
         config_dir = first_missing(config_dir)
@@ -195,14 +201,63 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
         naming=_naming(policy, locator),
         engine_sockets=sockets, docker_socket=docker, docker_wanted=wanted,
         git=layout,
-        git_config=git_config,
+        git_config=git_config, git_auth=git_auth,
         root_secrets=_root_secrets(at.uid, locator),
         services=_services(locator, roots),
         config_dir=config_dir, config_missing=not os.path.isdir(config_dir),
         former=_former(layout, at),
-        control=_control(policy, at, active, locator, held),
+        control=_control(policy, at, active, locator, held=held, made=[f.at for f in state]),
+        state=state,
         own_code=_own_code(at.real, locator),
+        **_launchers(env, at.home.real, locator),
+        commands=_commands(policy, at, env, locator),
     )  # fmt: skip
+
+
+def _launchers(env: Mapping[str, str], home: str, locator: Locator) -> dict[str, Any]:
+    """Our shims and the like: other programs' settings name them by path, also inside."""
+    named = env.get("XDG_DATA_HOME", "")
+    base = named if named.startswith("/") else f"{home}/.local/share"
+    place = f"{base}/agent-sandbox"
+    if not os.path.isdir(place):
+        free = os.path.isdir(base) and not os.path.lexists(place)
+        return {"launchers_missing": f"{os.path.realpath(base)}/agent-sandbox"} if free else {}
+    found = locator.find(place)
+    return {"launchers": (found,) if found is not None and found.kind == "dir" else ()}
+
+
+def _state(policy: Policy, locator: Locator) -> tuple[Found, ...]:
+    """The state of the chosen profile, where there is one."""
+    if not policy.parts:
+        return ()
+    from . import agentstate
+
+    return agentstate.find(policy.parts, locator)
+
+
+def _commands(
+    policy: Policy, at: Place, env: Mapping[str, str], locator: Locator
+) -> Programs | None:
+    """The programs that command rules name, where there are any."""
+    if not policy.commands:
+        return None
+    from . import commands
+
+    put = policy.env_set.get("PATH")
+    path = str(put.value) if put is not None else env.get("PATH", "")
+    return commands.find(policy.commands, path, cwd=at.real, home=at.home.real, locator=locator)
+
+
+def _git_auth(
+    policy: Policy, at: Place, env: Mapping[str, str], locator: Locator,
+    configs: tuple[ConfigFile, ...],
+) -> tuple[Outside | None, tuple[ConfigFile, ...]]:  # fmt: skip
+    """What there is for keys and credentials, and git's configuration with signing in it."""
+    if policy.git_auth is None:
+        return None, configs
+    from . import gitauth
+
+    return gitauth.gather(policy, at.home, env, locator, configs)
 
 
 def _git_layout(
@@ -245,9 +300,9 @@ def _tool_root(directory: str, home: str) -> str:
     root, _, name = directory.rpartition("/")
     if name != "bin" or not os.path.isfile(f"{root}/pyvenv.cfg"):
         return directory
-    from ..policy.profiles import PROFILES
+    from ..policy.profiles.builtin import PROFILES
 
-    states = [home + state[1:] for profile in PROFILES for state in profile.state]
+    states = [home + state.path[1:] for profile in PROFILES for state in profile.state]
     shared = any(paths.within(root, s) or paths.within(s, root) for s in states)
     return directory if shared else root
 
@@ -429,8 +484,9 @@ def _services(locator: Locator, roots: Iterable[str]) -> tuple[Match, ...]:
 
 
 def _control(
-    policy: Policy, at: Place, active: set[str], locator: Locator, held: frozenset[str]
-) -> tuple[Named, ...]:
+    policy: Policy, at: Place, active: set[str], locator: Locator, *, held: frozenset[str],
+    made: Iterable[str],
+) -> tuple[Named, ...]:  # fmt: skip
     """The names that the host would act on: those of the project, and of a profile's state.
 
     What another run holds counts as missing: it goes with that run.
@@ -448,9 +504,9 @@ def _control(
     for rule in policy.rules:
         # A profile's protected paths; those that are there are rules like any other.
         if rule.held and (rule.pattern in held or locator.find(rule.pattern) is None):
-            kind = control.kind_by_name(rule.pattern)
-            if os.path.isdir(paths.parent(rule.pattern)) and not os.path.islink(rule.pattern):
-                found.append(Named(path=rule.pattern, kind=kind, missing=True, tracked=False))
+            from .agentstate import held_state
+
+            found += held_state(rule.pattern, made)
     return tuple(found)
 
 

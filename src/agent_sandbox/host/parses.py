@@ -75,7 +75,11 @@ def dump(old: Table, layers: Iterable[Layer]) -> bytes:
 def _is_harmless(layer: Layer) -> bool:
     """Whether a text may be kept a second time. Values of variables may be secrets."""
     data: Mapping[str, object] | None = layer.parsed
-    return data is not None and "env" not in data and len(layer.text) <= LONGEST
+    if data is None or "env" in data or len(layer.text) > LONGEST:
+        return False
+    own = data.get("profiles")
+    tables = own.values() if isinstance(own, dict) else ()
+    return not any(isinstance(table, dict) and "set-env" in table for table in tables)
 
 
 def _identity() -> tuple[int, ...]:

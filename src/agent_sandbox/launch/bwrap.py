@@ -15,13 +15,17 @@ from ..policy.model import (
     MASK_FILE,
     OWNED,
     PRIVATE_HOME,
+    README,
     RO,
     RW,
+    STATE,
     WORK_CACHES,
     WORK_DOCKER,
     WORK_GIT,
+    WORK_GIT_AUTH,
     WORK_HOME,
     WORK_NET,
+    WORK_STATE,
     WORK_TMP,
     WORK_VAR_TMP,
 )  # fmt: skip
@@ -90,6 +94,10 @@ class Command(Record):
     certified: bool = False
     # What the filter in front of the container engine is told.
     docker: bytes = b""
+    # What answers for git's keys and credentials is told.
+    git_auth: bytes = b""
+    # What keeps an agent's files in step with the host's is told.
+    state: bytes = b""
     # Addresses and ports of the host that lead inside.
     published: tuple[tuple[str, int], ...] = ()
 
@@ -135,6 +143,8 @@ def command(
         proxy=proxy,
         certified=any(not one.base_url for one in plan.secrets),
         docker=_docker_orders(plan, places.work),
+        git_auth=_git_orders(plan, places.work),
+        state=_state_orders(plan, places),
         published=tuple((one.address, one.port) for one in plan.publish),
         program=program,
         options=tuple(options),
@@ -151,7 +161,7 @@ def command(
                 source_path(m.source, places) if m.kind in BINDS and m.source not in copies else "",
             )
             for m in plan.mounts
-            if m.kind in BINDS or m.kind in ("tmpfs", "hold")
+            if m.kind in BINDS or m.kind in ("tmpfs", "hold", "cover")
         ),
     )
 
@@ -172,7 +182,9 @@ def _network_orders(plan: Plan, work: str, outside: Mapping[str, object]) -> tup
 
     caps = [{name: getattr(one, name) for name in one.__fields__} for one in plan.budgets]
     bases = [one.base_port for one in plan.secrets if one.base_url]
-    more = {"project": plan.project, "budgets": caps, **outside}
+    # A workspace of a service has no such page.
+    page = README if plan.identity is None else ""
+    more = {"project": plan.project, "budgets": caps, "page": page, **outside}
     return told(plan.egress, plan.publish, work, bases=bases, more=more)
 
 
@@ -182,6 +194,22 @@ def _docker_orders(plan: Plan, work: str) -> bytes:
     from .dockerproxy import told
 
     return told(plan.docker_filter, work)
+
+
+def _state_orders(plan: Plan, places: Places) -> bytes:
+    if not plan.steps:
+        return b""
+    from .instep import told
+
+    return told(plan, places)
+
+
+def _git_orders(plan: Plan, work: str) -> bytes:
+    if plan.git_auth is None:
+        return b""
+    from .gitauth import told
+
+    return told(plan.git_auth, work)
 
 
 def _inside(token: str) -> str:
@@ -210,6 +238,9 @@ def _split(
             bulk.append((COPY, first[mount.kind], mount.dest))
         elif mount.kind == "hold":
             bulk.append(("ro", mount.source or mount.dest, mount.dest))
+        elif mount.kind == "cover":
+            # A link is covered itself: bwrap would follow it.
+            bulk.append(("ro", mount.source, mount.dest))
         elif mount.source in copies:
             bulk.append(("ro", _inside(mount.source), mount.dest))
         elif mount.kind in (PIN, SEAL):
@@ -279,6 +310,7 @@ def source_path(token: str, places: Places) -> str:
         WORK_VAR_TMP: f"{places.work}/var-tmp",
         WORK_HOME: f"{places.work}/home",
         WORK_DOCKER: f"{places.work}/docker.sock",
+        WORK_GIT_AUTH: f"{places.work}/git-auth.sock",
         PRIVATE_HOME: places.home,
         MASK_DIR: f"{places.masks}/dir",
         MASK_FILE: f"{places.masks}/file",
@@ -287,7 +319,11 @@ def source_path(token: str, places: Places) -> str:
         return fixed[token]
     if paths.below(token, OWNED):
         return places.owned + token[len(OWNED) :]
-    for prefix in (WORK_CACHES, WORK_GIT, WORK_NET):
+    if paths.below(token, STATE):
+        from .agentplaces import place
+
+        return place(places.home, token)
+    for prefix in (WORK_CACHES, WORK_GIT, WORK_NET, WORK_STATE):
         if paths.below(token, prefix):
             return places.work + token[len("@work") :]
     raise HostError(f"cannot build the sandbox: unknown source '{token}'", code="internal-bug")
@@ -307,14 +343,18 @@ def _arguments(
         return () if mount.rule == IN_HOME else ("--symlink", mount.source, dest)
     if kind == "text":
         return _file(dest, mount.source + "\n", texts)
+    if kind == "program":
+        return _file(dest, mount.source, texts, mode="0555")
     return (SIMPLE[kind], dest)
 
 
-def _file(dest: str, text: str, texts: list[tuple[str, str, bytes]]) -> tuple[str, ...]:
+def _file(
+    dest: str, text: str, texts: list[tuple[str, str, bytes]], mode: str = "0444"
+) -> tuple[str, ...]:
     """Make a file of the sandbox's own."""
     texts.append(("--file", dest, text.encode("utf-8", "surrogateescape")))
     # Its place in the order matters: a descriptor option is written where the mount stands.
-    return ("--perms", "0444", "--file", descriptor_token(len(texts) - 1), dest)
+    return ("--perms", mode, "--file", descriptor_token(len(texts) - 1), dest)
 
 
 # Kinds of mounts that protect something → what the keeper does to hold them.

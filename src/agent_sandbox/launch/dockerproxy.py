@@ -12,6 +12,7 @@ import time
 
 from ..errors import HostError, reason
 from ..policy.engines import INSIDE
+from ..policy.model import README
 from .egress import Proxy, to_json
 
 TYPE_CHECKING = False
@@ -43,6 +44,7 @@ def told(wanted: DockerFilter, work: str) -> bytes:
     orders = {
         "engine": wanted.engine, "keep": wanted.keep, "mode": wanted.mode, "work": work,
         "audit": f"{state}/audit/docker.jsonl", "records": f"{state}/docker", "grants": grants,
+        "page": README,
     }  # fmt: skip
     return to_json(orders).encode("ascii")
 

@@ -23,6 +23,7 @@ from .descriptors import (
     open_descriptors,
     release,
 )
+from .helping import Helpers
 from .spawner import spawner
 
 TYPE_CHECKING = False
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .bwrap import Command
-    from .dockerproxy import Filter
-    from .egress import Network
     from .limits import Enforcer
 else:
     # The C half of `signal`: the Python half builds enumerations for 6–8 ms.
@@ -66,6 +65,8 @@ class Outcome(Record):
     network: bytes = b""
     # What the Docker filter was asked, as JSON.
     docker: bytes = b""
+    # What git had signed and handed in, as JSON.
+    git_auth: bytes = b""
 
 
 class ChildStatus:
@@ -265,15 +266,11 @@ def run(
         return Outcome(code=EXIT_SIGNAL_BASE + number, started=True)
     hide_descriptors()
     kept = keeper.forked(keeper.orders_of(command))
-    network = _network(command)
-    docker = _docker(command)
-    helpers = tuple(helper for helper in (network, docker) if helper is not None)
+    helpers = Helpers(command)
     descriptors = open_descriptors(command)
     if shield:
         signals.shield()
-    if network is not None:
-        # Before bwrap, which is ready earlier.
-        network.start()
+    helpers.start_first()
     outer = spawn(command, descriptors, signals)
     close_inherited(descriptors)
     # Loaded while bwrap is at work: that costs no time.
@@ -284,15 +281,14 @@ def run(
     init = status.child(outer)
     sandboxed = Sandboxed(outer, init or outer)
     try:
-        if docker is not None:
-            docker.start()
-        finished = finish.complete(command, init, enforcer, kept, meanwhile, network=network)
-        if docker is not None:
-            docker.ready()
+        helpers.start()
+        finished = finish.complete(
+            command, init, enforcer, kept, meanwhile, network=helpers.network
+        )  # fmt: skip
+        helpers.ready()
     except BaseException:
         _give_up(sandboxed, descriptors, kept)
-        for helper in helpers:
-            helper.abandon()
+        helpers.abandon()
         raise
     if not finished and init is not None:
         # Whatever it waits for, it must not go on by itself.
@@ -305,20 +301,17 @@ def run(
     if init is None:
         sweeping.end_orphans(command.name)
     kept.end()
-    for helper in helpers:
-        helper.ask()
+    helpers.ask()
     terminal.take_back(killed=outcome.code >= EXIT_TIMEOUT)
     # bwrap that fails to build ends with 1; one that was killed had started.
     reported = status.reported_exit()
     flooded = kept.dismiss()
-    seen = network.finish() if network is not None else b""
-    asked = docker.finish() if docker is not None else b""
+    seen = helpers.finish()
     return outcome.replace(
         started=reported or outcome.code >= EXIT_SIGNAL_BASE,
         exceeded=outcome.exceeded or flooded,
-        warnings=(*kept.warnings, *(said for helper in helpers for said in helper.warnings)),
-        network=seen,
-        docker=asked,
+        warnings=(*kept.warnings, *helpers.warnings),
+        **seen,
     )
 
 
@@ -330,24 +323,6 @@ def _give_up(sandboxed: Sandboxed, descriptors: Descriptors, kept: keeper.Keeper
     os.close(descriptors.release)
     os.close(descriptors.status)
     kept.dismiss()
-
-
-def _network(command: Command) -> Network | None:
-    """Gate and proxy, where the command has them. Before any thread is started: it forks."""
-    if not command.gate:
-        return None
-    from . import egress
-
-    return egress.network(command)
-
-
-def _docker(command: Command) -> Filter | None:
-    """The filter in front of the container engine, where the command has one."""
-    if not command.docker:
-        return None
-    from . import dockerproxy
-
-    return dockerproxy.filtered(command)
 
 
 class _Terminal:

@@ -123,6 +123,12 @@ def prepare(plan: Plan, space: Workspace, home: str, texts: dict[str, str]) -> N
             _furnish(home)
         elif plan.home_mode == "ephemeral":
             _furnish(f"{space.path}/home")
+        if plan.profile != "none":
+            # Only for an agent.
+            from . import agentplaces
+
+            agentplaces.make(plan, home)
+            roots.update(agentplaces.roots(plan, home))
         for point in plan.home_points:
             root = roots.get(point.level) or space.path + point.level[len("@work") :]
             _prepare_point(root, point)

@@ -19,9 +19,11 @@ from .model import (
     RO,
     RW,
     SOCKET,
+    STATE,
     WORK_CACHES,
     WORK_DOCKER,
     WORK_HOME,
+    WORK_STATE,
     HostFacts,
     Link,
     Mount,
@@ -166,7 +168,13 @@ def _pin(
 
 def _is_home(entry: Entry) -> bool:
     """Whether an entry is a home that outlives or is prepared for the run, caches included."""
-    return entry.token in (PRIVATE_HOME, WORK_HOME) or paths.below(entry.token, WORK_CACHES)
+    return _is_own(entry.token)
+
+
+def _is_own(token: str) -> bool:
+    return token in (PRIVATE_HOME, WORK_HOME) or any(
+        paths.below(token, base) for base in (WORK_CACHES, STATE, WORK_STATE)
+    )
 
 
 def _occupy(occupied: set[str], path: str) -> None:
@@ -283,19 +291,19 @@ def home_points(mounts: list[Mount], entries: list[Entry], facts: HostFacts) -> 
     kinds = {entry.path: entry.kind for entry in entries}
     home = facts.home.real
     by_dest = {m.dest: m for m in mounts}
-    holder = by_dest.get(home)
-    if holder is None or holder.level != "private":
-        return ()
+    # An agent's state may lie elsewhere.
+    tops = {home, *(m.dest for m in mounts if m.source.startswith((STATE, WORK_STATE)))}
+    tops = {top for top in tops if top in by_dest and by_dest[top].level == "private"}
     points = []
     for mount in mounts:
-        if not paths.below(mount.dest, home):
+        if not any(paths.below(mount.dest, top) for top in tops):
             continue
         nearest = next(
             by_dest[p]
             for p in paths.parents(mount.dest)
             if p in by_dest and by_dest[p].kind != "symlink"
         )
-        if nearest is holder or nearest.level == "private":
+        if nearest.level == "private" and _is_own(nearest.source):
             kind = "symlink" if mount.kind == "symlink" else kinds.get(mount.dest, DIR)
             root = nearest.source
             points.append(

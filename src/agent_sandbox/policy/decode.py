@@ -274,6 +274,34 @@ def _budgets(_: settings.Row, value: object, where: str) -> object:
     return entries(value, where)
 
 
+def _profiles(_: settings.Row, value: object, where: str) -> object:
+    from .profiles.decode import decode as entries
+
+    return entries(value, where)
+
+
+def _git_keys(row: settings.Row, value: object, where: str) -> object:
+    from .gitauth import check_keys
+
+    texts = _strings(row, value, where)
+    check_keys(texts, where)
+    return texts
+
+
+def _git_hosts(row: settings.Row, value: object, where: str) -> object:
+    from .gitauth import check_hosts
+
+    texts = _strings(row, value, where)
+    check_hosts(texts, where)
+    return texts
+
+
+def _commands(row: settings.Row, value: object, where: str) -> object:
+    from .commands import decode as rules
+
+    return rules(value, row.key, where)
+
+
 DECODERS: dict[str, Callable[[settings.Row, object, str], object]] = {
     settings.CHOICE: _choice,
     settings.NAME: _name,
@@ -290,4 +318,8 @@ DECODERS: dict[str, Callable[[settings.Row, object, str], object]] = {
     settings.FILE: _file,
     settings.SECRETS: _secrets,
     settings.BUDGETS: _budgets,
+    settings.COMMANDS: _commands,
+    settings.GIT_KEYS: _git_keys,
+    settings.GIT_HOSTS: _git_hosts,
+    settings.PROFILES: _profiles,
 }

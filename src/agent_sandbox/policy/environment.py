@@ -65,6 +65,11 @@ PROXIES: frozenset[str] = frozenset(
 WORK_DIR = "/tmp/agent-work"
 
 
+def _moves(profile: Profile, name: str) -> bool:
+    """Whether a variable says where the agent's state is."""
+    return any(name == variable for variable, _ in profile.moved)
+
+
 def build(
     policy: Policy, facts: HostFacts, profile: Profile
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -77,8 +82,12 @@ def build(
         listed = name in PASSED or name.startswith(PASSED_PREFIXES)
         if (listed or (network and name in PROXIES)) and not has_userinfo(value):
             env[name], why[name] = value, "built-in list"
-        elif name in profile.env:
+        elif name in profile.env or (value.startswith("/") and _moves(profile, name)):
             env[name], why[name] = value, f"profile {profile.name}"
+    for name, value in (*profile.set_env, *(profile.root_env if facts.uid == 0 else ())):
+        if name not in env:
+            env[name] = facts.home.path + value[1:] if value.startswith("~/") else value
+            why[name] = f"profile {profile.name}"
     for kept in policy.env_keep:
         name = str(kept.value)
         # The user's own proxy cannot be reached from there.

@@ -44,7 +44,7 @@ def _level(plan: Plan, mount: Mount | None) -> str:
         if mount.level == EXCLUDE:
             return EXCLUDE
         return ABSENT if sealed else PRIVATE
-    if mount.kind in ("dev", "proc", "text"):
+    if mount.kind in ("dev", "proc", "text", "program"):
         return PRIVATE
     return mount.level or ABSENT
 

@@ -191,11 +191,13 @@ def value_of(parsed: list[Entry], section: str, key: str) -> str | None:
     return found
 
 
-def _is_secret(entry: Entry) -> bool:
+def _is_secret(entry: Entry, *, signing: bool) -> bool:
+    # Who signs is ssh's own program then: another one would have to be there, and have the key.
+    unwanted = entry.name() == "gpg.program" if signing else entry.name() in SIGNING_KEYS
     return (
-        entry.section in SECRET_SECTIONS
+        unwanted
+        or entry.section in SECRET_SECTIONS
         or entry.name() in SECRET_KEYS
-        or entry.name() in SIGNING_KEYS
         or any(word in entry.key for word in SECRET_WORDS)
         or has_userinfo(entry.subsection or "")
         or has_userinfo(entry.value)
@@ -212,12 +214,12 @@ def has_userinfo(text: str) -> bool:
     return False
 
 
-def cleaned(text: str) -> str:
-    """A configuration with the same meaning, without credentials and signing."""
+def cleaned(text: str, *, signing: bool = False) -> str:
+    """A configuration with the same meaning, without credentials; signing only where it works."""
     lines: list[str] = []
     current: tuple[str, str | None] | None = None
     for entry in entries(text):
-        if _is_secret(entry) or not entry.section or not _is_key(entry.key):
+        if _is_secret(entry, signing=signing) or not entry.section or not _is_key(entry.key):
             continue
         if (entry.section, entry.subsection) != current:
             current = (entry.section, entry.subsection)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .model import Layer
+    from .profiles.places import Part
 
 DEFAULT_SOURCE = Source(layer=BUILT_IN, where="built-in default")
 NETWORK_KEYS = frozenset(("network", "allow", "deny", "publish"))
@@ -39,14 +40,19 @@ def merge(
     """Combine the layers for a command that runs in `project`."""
     toggles = _listed(layers, "filesystem.presets")
     active = presets.switch([str(t.value) for t in toggles])
-    profile = _profile(layers, command)
+    profile, agent = _profile(layers, command)
     rules = [*_preset_rules(active, project, home, env)]
-    if "@agents" in active:
-        rules += _profile_rules(profiles.find(str(profile.value), str(profile.source)), home)
+    parts: tuple[Part, ...] = ()
+    if "@agents" in active and agent.state:
+        # Only for a command with a profile.
+        from .profiles import places
+
+        parts = places.parts(agent, env, home=home, project=project)
+        rules += places.rules(agent, parts, home)
     own = [rule for layer in layers for rule in _layer_rules(layer, project, home)]
     shows_home = _last(layers, "home").value == "host" or "@host" in active
     if shows_home or any(_touches(rule, home) for rule in own):
-        rules += _secret_rules(profiles.find(str(profile.value), str(profile.source)), home)
+        rules += _secret_rules(agent, home)
     rules += own
     files = tuple(layer.file for layer in layers if layer.file)
     source = Source(layer=MANDATORY, where="policy files in use stay as they are")
@@ -58,9 +64,10 @@ def merge(
         if entry is not None and isinstance(entry.value, dict):
             for name, value in entry.value.items():
                 set_values[name] = Setting(value=value, source=entry.source)
+    network = network_of(layers)
     return Policy(
-        network=network_of(layers),
-        allow=tuple(_listed(layers, "allow")),
+        network=network,
+        allow=(*_listed(layers, "allow"), *profiles.hosts(agent, str(network.value))),
         deny=tuple(_listed(layers, "deny")),
         publish=tuple(_listed(layers, "publish")),
         secrets=tuple(_listed(layers, "secret")),
@@ -68,9 +75,15 @@ def merge(
         network_ca=str(_last(layers, "network.ca").value or ""),
         docker=_last(layers, "docker"),
         docker_options=_docker_options(layers),
+        commands=_commands(layers),
+        git_auth=_git_auth(layers),
+        git_keys=tuple(_listed(layers, "git.keys")),
+        git_hosts=tuple(_listed(layers, "git.hosts")),
         home=_last(layers, "home"),
         seccomp=_last(layers, "seccomp"),
         profile=profile,
+        agent=agent,
+        parts=parts,
         presets=tuple(
             Setting(value=name, source=_preset_source(name, toggles)) for name in sorted(active)
         ),
@@ -98,6 +111,20 @@ def _docker_options(layers: Sequence[Layer]) -> dict[str, object]:
             value = [s.value for s in _listed(layers, row.key)] if listed else None
             found[name] = tuple(value) if value is not None else _last(layers, row.key).value
     return found
+
+
+def _git_auth(layers: Sequence[Layer]) -> Setting | None:
+    """Whether git inside may have something signed or handed in; None for no."""
+    asked = _last(layers, "git.auth")
+    return asked if asked.value != "none" else None
+
+
+def _commands(layers: Sequence[Layer]) -> dict[str, Setting]:
+    if not any("commands" in layer.values for layer in layers):
+        return {}
+    from . import commands
+
+    return commands.merge(layers)
 
 
 def _last(layers: Sequence[Layer], key: str) -> Setting:
@@ -134,13 +161,17 @@ def _preset_source(name: str, toggles: Sequence[Setting]) -> Source:
     return DEFAULT_SOURCE
 
 
-def _profile(layers: Sequence[Layer], command: str) -> Setting:
+def _profile(layers: Sequence[Layer], command: str) -> tuple[Setting, profiles.Profile]:
+    own: dict[str, profiles.Profile] = {}
+    for setting in _listed(layers, "profiles"):
+        one = setting.value
+        if isinstance(one, profiles.Profile):
+            own[one.name] = one
     chosen = _last(layers, "profile")
-    if chosen.value is not None:
-        profiles.find(str(chosen.value), str(chosen.source))
-        return chosen
-    name = profiles.BY_COMMAND.get(command.rpartition("/")[2], profiles.NONE)
-    return Setting(value=name, source=Source(layer=BUILT_IN, where="the command's name"))
+    if chosen.value is None:
+        name = profiles.by_command(command, own)
+        chosen = Setting(value=name, source=Source(layer=BUILT_IN, where="the command's name"))
+    return chosen, profiles.find(str(chosen.value), str(chosen.source), own)
 
 
 def _preset_rules(
@@ -177,21 +208,6 @@ def _variable_rules(home: str, project: str, env: dict[str, str]) -> list[Rule]:
     return rules
 
 
-def _profile_rules(profile: profiles.Profile, home: str) -> list[Rule]:
-    source = Source(layer=BUILT_IN, where=f"profile {profile.name}")
-    rules = []
-    for level, group in ((RW, profile.state), (RO, profile.protect)):
-        for written in group:
-            pattern = paths.expand(written, base=home, home=home, where=profile.name)
-            rules.append(
-                Rule(
-                    level=level, pattern=pattern, glob=False, source=source, quiet=True,
-                    held=level == RO,
-                )
-            )  # fmt: skip
-    return rules
-
-
 def _touches(rule: Rule, home: str) -> bool:
     """Whether a rule may show something of the real home."""
     base = paths.split_glob(rule.pattern)[0] if rule.glob else rule.pattern
@@ -206,7 +222,7 @@ def _secret_rules(profile: profiles.Profile, home: str) -> list[Rule]:
     return [
         Rule(level=EXCLUDE, pattern=home + path[1:], glob=False, source=source, quiet=True)
         for path in HOME
-        if not any(paths.within(path, state) for state in profile.state)
+        if not any(paths.within(path, state.path) for state in profile.state)
     ]
 
 
@@ -252,7 +268,11 @@ def widenings(project: Layer, below: Sequence[Layer], above: Sequence[Layer] = (
         lower = _last(below, key)
         if key in NETWORK_KEYS:
             continue
-        if row.kind == settings.CHOICE:
+        if key == "git.auth":
+            # Neither way is part of the other.
+            if entry.value not in ("none", lower.value):
+                found.append(f'{key} = "{entry.value}"')
+        elif row.kind == settings.CHOICE:
             if row.choices.index(str(entry.value)) > row.choices.index(str(lower.value)):
                 found.append(f'{key} = "{entry.value}"')
         elif row.kind in (settings.SIZE, settings.COUNT, settings.DURATION):
@@ -264,6 +284,10 @@ def widenings(project: Layer, below: Sequence[Layer], above: Sequence[Layer] = (
             found.append(f"{key} = {shown!r}")
         elif row.kind == settings.IMAGES and isinstance(entry.value, tuple) and entry.value:
             found.append(f"{key} = {list(entry.value)!r}")
+        elif row.kind == settings.COMMANDS:
+            from .commands import widenings as loosened
+
+            found += loosened(entry.value, below)
         elif row.kind == settings.PRESETS and isinstance(entry.value, tuple):
             found += _preset_widenings(entry.value, below)
     return found

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .budgets import Budget
+    from .commands import Programs
     from .credentials import Secret
     from .dockerfilter import DockerFilter
+    from .gitauth import GitAuth, Outside
     from .network import Egress, Publish
+    from .profiles import Profile
+    from .profiles.claims import Found, Step
+    from .profiles.places import Part
 
 # Access levels of a path rule.
 RO = "ro"
@@ -41,14 +46,22 @@ WORK_CACHES = "@work/caches"
 WORK_GIT = "@work/git"
 WORK_NET = "@work/net"
 WORK_DOCKER = "@work/docker.sock"
+WORK_GIT_AUTH = "@work/git-auth.sock"
 # Directories of a workspace that belongs to a service (`owned`).
 OWNED = "@owned"
 PRIVATE_HOME = "@home"
+# Private directories of an agent's state: beside the private home, or forgotten with the run.
+STATE = "@state"
+WORK_STATE = "@work/state"
 MASK_DIR = "@mask/dir"
 MASK_FILE = "@mask/file"
 
 # Tells whoever is inside where they are; policy cannot cover it.
 MARKER = "/run/agent-sandbox/marker"
+# The same for a model, in words (`whereabouts`). Refusals point to it.
+README = "/run/agent-sandbox/README.md"
+# The text of it, which only a run needs.
+PAGE = "@page"
 
 # What a path is on the host.
 FILE = "file"
@@ -138,6 +151,15 @@ class Policy(Record):
     network_ca: str = ""
     # With docker = "filtered": settings of the filter by their names below `docker.`.
     docker_options: Mapping[str, object] = {}
+    # How git inside logs in (None: not at all), with which keys, to which hosts.
+    git_auth: Setting | None = None
+    git_keys: tuple[Setting, ...] = ()
+    git_hosts: tuple[Setting, ...] = ()
+    # The chosen profile, and its state as paths; None and nothing where there is none.
+    agent: Profile | None = None
+    parts: tuple[Part, ...] = ()
+    # Rules for commands, by name: False, a preset, or the path of a script.
+    commands: Mapping[str, Setting] = {}
     # Files that were read to make this policy; they stay read-only inside.
     files: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -228,8 +250,17 @@ class HostFacts(Record):
     control: tuple[Named, ...] = ()
     # The code of agent-sandbox itself, where it lies in the project.
     own_code: tuple[Match, ...] = ()
+    # The directory of our shims and other launchers; or where it would be made.
+    launchers: tuple[Match, ...] = ()
+    launchers_missing: str = ""
     # Files about names that a proxy's stub replaces, where there is one.
     naming: tuple[Match, ...] = ()
+    # What there is for `git.auth`; None where nobody asked.
+    git_auth: Outside | None = None
+    # The programs that command rules name; None where there is no rule.
+    commands: Programs | None = None
+    # The state of the chosen profile.
+    state: tuple[Found, ...] = ()
 
 
 class Mount(Record):
@@ -266,6 +297,8 @@ MOUNT_WORDS = {
     "dev": "devices   ",
     "proc": "processes ",
     "text": "generated ",
+    "program": "generated ",
+    "cover": "covered   ",
 }
 
 
@@ -316,6 +349,15 @@ class Plan(Record):
     network_ca: str = ""
     # What the engine's filter is told; None where there is none.
     docker_filter: DockerFilter | None = None
+    # What answers for git's keys and credentials is told; None where there is none.
+    git_auth: GitAuth | None = None
+    # Directories of an agent's state that are made on the host, and files that are kept in step.
+    made: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    # Names in private directories of the state at which an earlier run's mount point may be left.
+    bare: tuple[tuple[str, str], ...] = ()
+    # Programs that a command rule covers → where the real one is inside.
+    moved: Mapping[str, str] = {}
     # The user's number inside; None: the same as outside.
     identity: int | None = None
     notices: tuple[str, ...]

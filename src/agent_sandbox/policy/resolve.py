@@ -18,7 +18,9 @@ from .model import (
     EXCLUDE,
     FILE,
     MANDATORY,
+    PAGE,
     PRIVATE_HOME,
+    README,
     RO,
     RW,
     WORK_CACHES,
@@ -42,11 +44,13 @@ from .settings import NO_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .credentials import Secret
     from .dockerfilter import DockerFilter
+    from .gitauth import GitAuth
     from .network import Egress, Publish
+    from .profiles.claims import Outcome
 
 RESERVED = ("/", "/dev", "/proc", "/run", "/sys")
 RESERVED_TREES = ("/run/agent-sandbox", "/proc", "/dev")
@@ -76,6 +80,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     claim_system(claims, links, facts, active)
     if "@toolchains" in active:
         _claim_path(claims, links, facts, writable)
+    _claim_launchers(claims, links, facts, writable)
     if policy.network.value == "on" and facts.resolver is not None:
         _show(claims, links, facts.resolver, RO, "name resolution")
     claim_naming(claims, links, facts)
@@ -83,12 +88,13 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     _claim_control(claims, policy.rules, facts)
     _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
     _claim_rules(claims, links, policy.rules, facts, notices)
+    kept = _claim_state(claims, links, policy, facts, notices)
     _claim_mandatory(claims, facts, notices)
     _check_working_directory(claims, facts)
     entries = claims.winners()
     mounts = assemble.mounts_for(entries, links)
     mounts += assemble.late_mounts(policy, facts, mounts, notices)
-    profile = profiles.find(str(policy.profile.value), str(policy.profile.source))
+    profile = policy.agent or profiles.EMPTY
     cwd = facts.cwd.real
     env, why = environment.build(policy, facts, profile)
     if policy.seccomp.value == "off":
@@ -101,6 +107,9 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     if _intercepts(secrets):
         # Before the marker, which is the last step, and the seal.
         mounts[-2:-2] = [_certificates()]
+    mounts[-2:-2] = [Mount(kind="text", dest=README, source=PAGE, rule="always")]
+    git_auth = _git_auth(policy, facts, mounts, egress, notices, env=env, why=why)
+    moved = _stand_ins(policy, facts, mounts, writable, env)
     home_mode = str(policy.home.value)
     git = facts.git if "@git" in active else None
     return Plan(
@@ -111,6 +120,9 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         network=policy.network.value == "on",
         docker=policy.docker.value == "on",
         docker_filter=_docker_filter(policy, facts, mounts, entries),
+        made=kept.made if kept is not None else (),
+        steps=kept.steps if kept is not None else (),
+        bare=kept.bare if kept is not None else (),
         seccomp=str(policy.seccomp.value),
         limits=_limits(policy),
         profile=profile.name,
@@ -128,8 +140,52 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
         secrets=secrets,
         budgets=tuple(s.value for s in policy.budgets if egress is not None),  # type: ignore[misc]
         network_ca=policy.network_ca if egress is not None else "",
+        moved=moved,
+        git_auth=git_auth,
         notices=(*policy.notices, *notices),
     )
+
+
+def _claim_state(
+    claims: Claims, links: list[Link], policy: Policy, facts: HostFacts, notices: list[str]
+) -> Outcome | None:
+    """The state of the chosen profile."""
+    if not facts.state:
+        return None
+    from .profiles.claims import claim
+
+    return claim(claims, links, policy, facts, notices)
+
+
+def _stand_ins(
+    policy: Policy, facts: HostFacts, mounts: list[Mount], writable: list[str], env: dict[str, str]
+) -> Mapping[str, str]:
+    """Programs in the place of commands; returns where the real ones are."""
+    if facts.commands is None:
+        return {}
+    from . import commands
+
+    shown = commands.seen(facts.commands, mounts)
+    made = commands.standing(policy, facts, shown, writable)
+    mounts[-2:-2] = made.mounts
+    commands.put_first(env)
+    return made.moved
+
+
+def _git_auth(
+    policy: Policy, facts: HostFacts, mounts: list[Mount], egress: Egress | None,
+    notices: list[str], *, env: dict[str, str], why: dict[str, str],
+) -> GitAuth | None:  # fmt: skip
+    """Who answers for git's keys and credentials; its socket and variables are put in."""
+    if policy.git_auth is None and not policy.git_keys and not policy.git_hosts:
+        return None
+    from . import gitauth
+
+    found = gitauth.build(policy, facts, writable_roots(policy.rules, facts), egress, notices)
+    if found is not None:
+        gitauth.put_in(env, why, found)
+        mounts[-2:-2] = gitauth.mounts(found, gitauth.rule(policy))
+    return found
 
 
 def _docker_filter(
@@ -390,6 +446,23 @@ def _claim_path(claims: Claims, links: list[Link], facts: HostFacts, writable: l
         )
         if not own and not reached and not paths.within(facts.home.real, match.real):
             _show(claims, links, match, RO, "preset @toolchains: PATH")
+
+
+def _claim_launchers(
+    claims: Claims, links: list[Link], facts: HostFacts, writable: list[str]
+) -> None:
+    """Our shims: the host runs them, so they are read-only also where what is around them is not.
+
+    Through a link only if it is the user's own and leads to nothing secret.
+    """
+    for match in facts.launchers:
+        if match.links and (planted(match, writable) or _reaches_secrets(match.real, facts)):
+            continue
+        _show(claims, links, match, RO, "launchers of agent-sandbox")
+    if facts.launchers_missing:
+        # What lies there when the first shim is made comes first on PATH with it.
+        missing = Named(path=facts.launchers_missing, kind=DIR, missing=True, tracked=False)
+        _hold(claims, missing, "launchers of agent-sandbox")
 
 
 def _plain(path: str, kind: str = DIR) -> Match:

@@ -23,9 +23,13 @@ DURATION = "duration"
 FILE = "file"
 SECRETS = "secrets"
 BUDGETS = "budgets"
+COMMANDS = "commands"
+GIT_KEYS = "git-keys"
+GIT_HOSTS = "git-hosts"
+PROFILES = "profiles"
 
 # What a repeatable flag collects.
-LISTS = (PATHS, HOSTS, PORTS, IMAGES)
+LISTS = (PATHS, HOSTS, PORTS, IMAGES, COMMANDS, GIT_KEYS, GIT_HOSTS)
 
 BOOLEAN_WORDS = {
     "1": "on", "true": "on", "yes": "on", "on": "on",
@@ -52,6 +56,10 @@ ROWS: tuple[Row, ...] = (
     Row(
         key="profile", kind=NAME, flag="--profile", metavar="NAME",
         help="agent profile; default: by the command's name, 'none' for none",
+    ),
+    Row(
+        key="profiles", kind=PROFILES,
+        help="agent profiles of your own, or more for ours; in your own file only",
     ),
     Row(
         key="network", kind=CHOICE, flag="--network", default="on",
@@ -133,6 +141,24 @@ ROWS: tuple[Row, ...] = (
         key="filesystem.exclude", kind=PATHS, flag="--exclude", metavar="PATH",
         help="hide PATH",
     ),
+    Row(
+        key="commands", kind=COMMANDS, flag="--cmd", metavar="NAME=RULE",
+        help="block a command (false), run a script in its place, or '@git'",
+    ),
+    Row(
+        key="git.auth", kind=CHOICE, flag="--git-auth", default="none",
+        choices=("none", "ssh-agent", "helper", "both"),
+        metavar="none|ssh-agent|helper|both",
+        help="how git logs in; no private key gets inside",
+    ),
+    Row(
+        key="git.keys", kind=GIT_KEYS, flag="--git-key", metavar="KEY",
+        help="a key it may use: fingerprint, comment or ~/.ssh/NAME.pub",
+    ),
+    Row(
+        key="git.hosts", kind=GIT_HOSTS, flag="--git-host", metavar="HOST[:PORT]",
+        help="a host that git may log in to",
+    ),
     Row(key="env.keep", kind=NAMES, help="variables of the caller to pass"),
     Row(key="env.set", kind=TABLE, help="variables to set"),
     Row(
@@ -161,8 +187,8 @@ ROWS: tuple[Row, ...] = (
 NO_LIMIT = 1 << 62
 
 BY_KEY: dict[str, Row] = {row.key: row for row in ROWS}
-SECTIONS: tuple[str, ...] = ("filesystem", "env", "limits")
+SECTIONS: tuple[str, ...] = ("filesystem", "git", "env", "limits")
 # Keys that are a word, or a table in which that word has this name.
 WORD_OR_TABLE = {"docker": "access", "network": "mode"}
 # Only in the user's own file: they make us read files and run programs outside.
-USER_ONLY = frozenset(("network.ca", "secret"))
+USER_ONLY = frozenset(("network.ca", "secret", "profiles", "git.keys", "git.hosts"))

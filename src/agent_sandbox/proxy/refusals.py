@@ -32,6 +32,12 @@ BANNER = b"SSH-2.0-agent-sandbox\r\n"
 SSH_BLOCK = 8
 
 
+class Page:
+    """What a refused client may read about its sandbox. A proxy's process is that of one run."""
+
+    path = ""
+
+
 class Problem(Exception):
     """Why a connection ends before it begins."""
 
@@ -69,6 +75,11 @@ def words(problem: Problem) -> Words:
     return Words(text=f"agent-sandbox: {where} {verb}: {problem.why}", hint=hint)
 
 
+def pointer(problem: Problem) -> str:
+    """Where a client that was refused can read more."""
+    return f"see {Page.path}" if Page.path and problem.kind == FORBIDDEN else ""
+
+
 def say(voice: str, problem: Problem) -> bytes:
     """The bytes for a client that can be spoken to in this way; empty: just close."""
     if voice in (HTTP, CONNECT):
@@ -91,7 +102,8 @@ def plain(text: str) -> str:
 
 def _http(problem: Problem) -> bytes:
     said = words(problem)
-    body = "".join(plain(line) + "\n" for line in (said.text, said.hint) if line).encode("ascii")
+    told = (said.text, said.hint, pointer(problem))
+    body = "".join(plain(line) + "\n" for line in told if line).encode("ascii")
     lines = [
         f"HTTP/1.1 {problem.status} {PHRASES.get(problem.status, 'Refused')}",
         "Content-Type: text/plain; charset=us-ascii",
@@ -107,7 +119,8 @@ def _http(problem: Problem) -> bytes:
 def _ssh(problem: Problem) -> bytes:
     """A server's first line, and a disconnect in the clear, which is allowed before the keys."""
     said = words(problem)
-    text = plain("; ".join(part for part in (said.text, said.hint) if part)).encode("ascii")
+    told = (said.text, said.hint, pointer(problem))
+    text = plain("; ".join(part for part in told if part)).encode("ascii")
     payload = b"\x01" + DISCONNECTS[problem.kind].to_bytes(4, "big")
     payload += len(text).to_bytes(4, "big") + text + bytes(4)
     # RFC 4253, 6: at least four bytes of padding, and a multiple of eight in all.

@@ -10,7 +10,7 @@ import sys
 
 from ..policy import network
 from ..record import Record
-from . import names
+from . import names, refusals
 from .control import Control
 from .dial import Dialler
 from .gateway import Gate
@@ -55,6 +55,8 @@ class Orders(Record):
     library: str = ""
     # What `sandboxctl net` shows.
     project: str = ""
+    # What a refused client may read about its sandbox; "" where there is no such page.
+    page: str = ""
 
 
 def read_orders(data: bytes) -> Orders:
@@ -68,7 +70,7 @@ def read_orders(data: bytes) -> Orders:
         control=said.get("control", ""),
         budgets=tuple(_budget(row) for row in said.get("budgets", ())),
         secrets=tuple(Value(**row) for row in said.get("secrets", ())),
-        **{key: str(said.get(key, "")) for key in ("ca", "bundle", "library", "project")},
+        **{key: str(said.get(key, "")) for key in ("ca", "bundle", "library", "project", "page")},
     )
 
 
@@ -273,6 +275,7 @@ def run(
     """Be the process, with its three descriptors; ends it."""
     sys.setswitchinterval(SWITCH_SECONDS)
     orders = told_orders(told)
+    refusals.Page.path = orders.page
     # The values are in our memory now, and nowhere else.
     os.close(told)
     ends = socket.socket(fileno=line), socket.socket(fileno=supervisor)

@@ -26,6 +26,7 @@ from ..record import Record
 from . import starting
 from .changes import Changes
 from .containers import Containers
+from .gitlog import GitLog
 from .prepare import Prepared, Request, build, check_command, has_limits, plan
 from .process import Process, sooner
 from .traffic import Traffic
@@ -57,6 +58,10 @@ class Policy(Record):
     docker_images: Sequence[str] = ()
     docker_registries: Sequence[str] = ()
     docker_keep: bool | None = None
+    # "ssh-agent", "helper" or "both"; keys and hosts as for --git-key and --git-host.
+    git_auth: str | None = None
+    git_keys: Sequence[str] = ()
+    git_hosts: Sequence[str] = ()
     home: str | None = None
     seccomp: str | None = None
     read: Sequence[str] = ()
@@ -64,6 +69,8 @@ class Policy(Record):
     exclude: Sequence[str] = ()
     presets: Sequence[str] = ()
     profile: str | None = None
+    # Rules for commands, as for --cmd: False, "@git", or the path of a script.
+    commands: Mapping[str, bool | str] = {}
     # Variables to set; None takes one out that would otherwise be passed.
     env: Mapping[str, str | None] = {}
     keep_env: Sequence[str] = ()
@@ -81,10 +88,12 @@ POLICY_KEYS: tuple[tuple[str, str], ...] = (
     ("network", "network"), ("allow", "allow"), ("deny", "deny"), ("publish", "publish"),
     ("docker", "docker"), ("docker_images", "docker.images"),
     ("docker_registries", "docker.registries"), ("docker_keep", "docker.keep"),
+    ("git_auth", "git.auth"), ("git_keys", "git.keys"), ("git_hosts", "git.hosts"),
     ("home", "home"), ("seccomp", "seccomp"),
     ("read", "filesystem.ro"),
     ("write", "filesystem.rw"), ("exclude", "filesystem.exclude"),
-    ("presets", "filesystem.presets"), ("profile", "profile"), ("keep_env", "env.keep"),
+    ("presets", "filesystem.presets"), ("profile", "profile"), ("commands", "commands"),
+    ("keep_env", "env.keep"),
     ("timeout", "limits.timeout"), ("memory", "limits.memory"), ("pids", "limits.pids"),
     ("cpu_time", "limits.cpu-time"), ("tmp_size", "limits.tmp-size"),
 )  # fmt: skip
@@ -95,7 +104,7 @@ def policy_values(policy: Policy) -> dict[str, model.Setting]:
     values: dict[str, model.Setting] = {}
     for field, key in POLICY_KEYS:
         value = getattr(policy, field)
-        if value is None or value == ():
+        if value is None or value in ((), {}):
             continue
         if isinstance(value, str) and settings.BY_KEY[key].kind in settings.LISTS:
             raise UsageError(
@@ -130,6 +139,8 @@ class Result(Record):
     network: Traffic = Traffic()
     # What it asked of the container engine, with docker="filtered".
     containers: Containers = Containers()
+    # What git had signed and handed in, with git_auth.
+    git: GitLog = GitLog()
 
     @property
     def ok(self) -> bool:
@@ -246,6 +257,7 @@ class Sandbox:
             changes=process.changes,
             network=process.network,
             containers=process.containers,
+            git=process.git,
         )
         if check and not result.ok:
             raise CommandFailed(result)

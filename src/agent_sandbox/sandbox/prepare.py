@@ -242,6 +242,8 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     `heeded` names signals that bwrap is to ignore and the command to heed.
     """
     # Not for a plan alone.
+    from ..policy import whereabouts
+
     facts, made = prepared.facts, prepared.plan
     if made.egress is not None or made.publish:
         _check_proxy()
@@ -250,6 +252,7 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
     sweeping.sweep(facts.state_dir)
     found = find_tools(prepared)
     reset = found.env if heeded and _sees(made, found.env) else ""
+    reset = made.moved.get(reset, reset)
     space = workspace.create(facts.state_dir)
     try:
         home = workspace.private_home(facts.state_dir, made.home_key)
@@ -259,7 +262,7 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
         if made.secrets:
             outside = {**outside, **_certificate_file(made, space.path)}
         command = bwrap.command(
-            made,
+            whereabouts.filled(made, prepared.policy, facts),
             bwrap.Places(
                 work=space.path,
                 home=home,

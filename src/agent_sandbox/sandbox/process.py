@@ -10,7 +10,7 @@ import time
 
 from ..errors import EXIT_SIGNAL_BASE, HostError
 from ..launch import execute, sweeping
-from . import containers
+from . import containers, gitlog
 from .prepare import start_failed
 from .traffic import Traffic, parse
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ..launch.dockerproxy import Filter
     from ..launch.egress import Network
+    from ..launch.gitauth import Authority
+    from ..launch.instep import InStep
     from ..launch.keeper import Keeper
     from ..launch.limits import Enforcer
     from ..launch.workspace import Workspace
@@ -68,6 +70,8 @@ class Process:
         keeper: Keeper,
         network: Network | None,
         docker: Filter | None,
+        state: InStep | None,
+        authority: Authority | None,
         changes: Changes,
         argv: tuple[str, ...],
         plan: Plan,
@@ -80,6 +84,8 @@ class Process:
         self._keeper = keeper
         self._network = network
         self._docker = docker
+        self._state = state
+        self._authority = authority
         self._changes = changes
         self.argv = argv
         self.notices = plan.notices
@@ -95,6 +101,8 @@ class Process:
         self.network = Traffic()
         # What it asked of the container engine, where a filter decides. Known when it has ended.
         self.containers = containers.Containers()
+        # What git had signed and handed in, with git_auth. Known when it has ended.
+        self.git = gitlog.GitLog()
         self.stdin: IO[bytes] | None = popen.stdin
         self.stdout: IO[bytes] | None = popen.stdout
         self.stderr: IO[bytes] | None = popen.stderr
@@ -238,10 +246,9 @@ class Process:
         if self._enforcer is not None:
             self.exceeded = self.exceeded or self._enforcer.exceeded() or ""
             self._enforcer.close()
-        if self._network is not None:
-            self._network.ask()
-        if self._docker is not None:
-            self._docker.ask()
+        for helper in (self._network, self._docker, self._state, self._authority):
+            if helper is not None:
+                helper.ask()
         self.exceeded = self._keeper.dismiss() or self.exceeded
         self.notices += self._keeper.warnings
         if self._network is not None:
@@ -250,6 +257,12 @@ class Process:
         if self._docker is not None:
             self.containers = containers.parse(self._docker.finish())
             self.notices += self._docker.warnings + containers.warnings(self.containers)
+        if self._state is not None:
+            self._state.finish()
+            self.notices += self._state.warnings
+        if self._authority is not None:
+            self.git = gitlog.parse(self._authority.finish())
+            self.notices += self._authority.warnings + gitlog.notes(self.git)
         self.changes = self._changes.settle()
         sweeping.remove(self._space, keep=False)
         self._space = None

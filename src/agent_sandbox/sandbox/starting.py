@@ -7,7 +7,18 @@ import atexit
 import os
 import subprocess
 
-from ..launch import descriptors, dockerproxy, egress, execute, finish, gate, keeper, sweeping
+from ..launch import (
+    descriptors,
+    dockerproxy,
+    egress,
+    execute,
+    finish,
+    gate,
+    gitauth,
+    instep,
+    keeper,
+    sweeping,
+)
 from ..launch.keeper_server import Server
 from ..launch.spawner import spawner
 from .changes import Changes
@@ -50,6 +61,8 @@ class _Starting:
         self._keeper: keeper.Keeper | None = None
         self._network: egress.Network | None = None
         self._docker: dockerproxy.Filter | None = None
+        self._state: instep.InStep | None = None
+        self._authority: gitauth.Authority | None = None
         self._opened: Descriptors | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
@@ -67,6 +80,12 @@ class _Starting:
         self._docker = dockerproxy.filtered(command)
         if self._docker is not None:
             self._docker.start()
+        self._state = instep.kept(command)
+        if self._state is not None:
+            self._state.start()
+        self._authority = gitauth.answering(command)
+        if self._authority is not None:
+            self._authority.start()
         opened = descriptors.open_descriptors(command)
         line = descriptors.argument_vector(command, opened)
 
@@ -90,15 +109,17 @@ class _Starting:
         init = status.child(popen.pid)
         process = self._process = Process(
             popen, status=status, init=init, space=self._built.space, enforcer=self._enforcer,
-            keeper=kept, network=self._network, docker=self._docker, changes=self._changes,
+            keeper=kept, network=self._network, docker=self._docker, state=self._state,
+            authority=self._authority, changes=self._changes,
             argv=argv, plan=self._prepared.plan,
         )  # fmt: skip
         finished = finish.complete(
             self._built.command, init, self._enforcer, kept, self._changes.begin,
             network=self._network,
         )  # fmt: skip
-        if self._docker is not None:
-            self._docker.ready()
+        for helper in (self._docker, self._state, self._authority):
+            if helper is not None:
+                helper.ready()
         if not finished and init is not None:
             # Whatever it waits for, it must not go on by itself.
             process.kill()
@@ -116,7 +137,7 @@ class _Starting:
         if self._popen is not None:
             _end(self._popen)
         sweeping.end_orphans(self._name)
-        for helper in (self._network, self._docker):
+        for helper in (self._network, self._docker, self._state, self._authority):
             if helper is not None:
                 helper.abandon()
         if self._keeper is not None:

@@ -43,6 +43,8 @@ class Orders(Record):
     keep: bool
     # "enforce" or "warn".
     mode: str
+    # What a refused client may read about it inside; "" where there is no such page.
+    page: str = ""
 
 
 def load(data: bytes) -> Orders:
@@ -51,7 +53,7 @@ def load(data: bytes) -> Orders:
     return Orders(
         engine=told["engine"], audit=told["audit"], records=told["records"],
         keep=bool(told["keep"]), mode=told["mode"],
-        grants=load_grants(told["grants"]),
+        grants=load_grants(told["grants"]), page=str(told.get("page", "")),
     )  # fmt: skip
 
 
@@ -125,7 +127,7 @@ async def _serve(
         ledger.open(owner, orders.engine)
     audit = Audit(orders.audit, owner)
     desk = Desk(orders.grants, client, audit, warns=orders.mode == "warn")
-    server = Server(listener, desk)
+    server = Server(listener, desk, orders.page)
     serving = asyncio.ensure_future(server.serve())
     sweeping = asyncio.ensure_future(_sweep(desk, ledger))
     ready()

@@ -40,7 +40,7 @@ GRACE = 10.0
 # Paths of requests that make something. A pull makes nothing that belongs to the run.
 COUNTED = "/containers/create"
 CREATING = ("/networks/create", "/volumes/create", "/commit", "/tag")
-BAD_GATEWAY = 502
+BAD_GATEWAY, FORBIDDEN = 502, 403
 # For the log: nobody waited for an answer.
 CLIENT_GONE = 499
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -67,8 +67,10 @@ class Exchange:
 class Server:
     """Serves one listening socket until it is closed."""
 
-    def __init__(self, listener: socket.socket, desk: Desk) -> None:
+    def __init__(self, listener: socket.socket, desk: Desk, page: str = "") -> None:
         listener.settimeout(0)
+        # What a refused client may read about its sandbox.
+        self._page = page
         self._listener = listener
         self._desk = desk
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,7 +192,8 @@ class Server:
         """Do what the verdict says."""
         if verdict.upstream is None:
             self._desk.note(request, verdict, verdict.status)
-            await self._refuse(exchange, verdict.status, verdict.message)
+            more = f" (see {self._page})" if self._page and verdict.status == FORBIDDEN else ""
+            await self._refuse(exchange, verdict.status, verdict.message + more)
             return
         await self._forward(exchange, request, verdict, verdict.upstream, left)
 
