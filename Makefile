@@ -18,6 +18,9 @@ RUNTIME_TESTS := tests/kernel/test_runtimes.py tests/kernel/test_network_clients
 SERVICE_TESTS := tests/service tests/client tests/cli/test_remote.py
 # They start a dockerd of their own, as root.
 ENGINE_TESTS := tests/docker tests/compose/test_started.py
+# They run agents from npm: those of CI, or with AGENTS=all every one of the lock.
+AGENT_TESTS := tests/agents/test_agents.py tests/agents/test_fullscreen.py tests/agents/test_claude_hook.py
+AGENTS := main
 # For `make fuzz` and `make chaos`: how long, how many, and the seed to begin with (empty: any).
 SECONDS := 120
 RUNS := 240
@@ -41,8 +44,8 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: test
-test: dev ## install what tests need and run all of them but the next three
-	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS) $(SERVICE_TESTS)) $(ARGS)
+test: dev ## install what tests need and run all of them but the next four
+	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS) $(SERVICE_TESTS) $(AGENT_TESTS)) $(ARGS)
 
 .PHONY: test-service
 test-service: dev ## the sandbox service and its clients
@@ -56,6 +59,12 @@ test-docker: dev ## start a container engine, and run what needs one
 test-runtimes: dev ## install language runtimes and a browser, and run them in sandboxes
 	@$(MAKE) --no-print-directory deps PROGRAMS='$(RUNTIMES)' PACKAGES='$(RUNTIME_PACKAGES)'
 	@$(PY) -m pytest -n 2 $(RUNTIME_TESTS) $(ARGS)
+
+.PHONY: test-agents
+test-agents: dev ## install agents from npm, and attack through them; AGENTS=all for more
+	@$(MAKE) --no-print-directory deps PROGRAMS='node npm' PACKAGES='nodejs npm'
+	@$(PY) tests/agents/install.py $(if $(filter all,$(AGENTS)),--all)
+	@AGENT_SANDBOX_AGENTS=$(AGENTS) $(PY) -m pytest $(AGENT_TESTS) $(ARGS)
 
 .PHONY: fuzz
 fuzz: dev ## feed random input to everything that parses; SECONDS=600 for longer, SEED=n again

@@ -1,0 +1,1 @@
+"""Real agents, a scripted model: `make test-agents`."""
