@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent_sandbox.launch import dockerproxy
+from agent_sandbox.launch.attendant import Attendant
 from agent_sandbox.launch.egress import to_json
 from engine import Engine, engine
 
@@ -42,7 +43,7 @@ class Filtered:
             "audit": str(self.audit_path), "records": str(base / "records"), "grants": grants,
             "work": str(self.work),
         }  # fmt: skip
-        self._filter = dockerproxy.Filter(to_json(orders).encode(), str(self.work))
+        self._filter = Attendant(dockerproxy.KIND, to_json(orders).encode(), str(self.work))
         self._filter.start()
         self._filter.ready()
         self.report: dict[str, Any] | None = None

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .attendant import Attendant
     from .bwrap import Command
-    from .dockerproxy import Filter
     from .egress import Network
-    from .gitauth import Authority
     from .instep import InStep
 
 
@@ -23,7 +22,7 @@ def _network(command: Command) -> Network | None:
     return egress.network(command)
 
 
-def _docker(command: Command) -> Filter | None:
+def _docker(command: Command) -> Attendant | None:
     """The filter in front of the container engine."""
     if not command.docker:
         return None
@@ -41,7 +40,7 @@ def _state(command: Command) -> InStep | None:
     return instep.kept(command)
 
 
-def _authority(command: Command) -> Authority | None:
+def _authority(command: Command) -> Attendant | None:
     """What answers for git's keys and credentials."""
     if not command.git_auth:
         return None

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
-    from ..launch.dockerproxy import Filter
+    from ..launch.attendant import Attendant
     from ..launch.egress import Network
-    from ..launch.gitauth import Authority
     from ..launch.instep import InStep
     from ..launch.keeper import Keeper
     from ..launch.limits import Enforcer
@@ -69,9 +68,9 @@ class Process:
         enforcer: Enforcer | None,
         keeper: Keeper,
         network: Network | None,
-        docker: Filter | None,
+        docker: Attendant | None,
         state: InStep | None,
-        authority: Authority | None,
+        authority: Attendant | None,
         changes: Changes,
         argv: tuple[str, ...],
         plan: Plan,

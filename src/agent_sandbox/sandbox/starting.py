@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO
 
+    from ..launch.attendant import Attendant
     from ..launch.descriptors import Descriptors
     from ..launch.limits import Enforcer
     from .prepare import Built
@@ -60,9 +61,9 @@ class _Starting:
         self._enforcer: Enforcer | None = None
         self._keeper: keeper.Keeper | None = None
         self._network: egress.Network | None = None
-        self._docker: dockerproxy.Filter | None = None
+        self._docker: Attendant | None = None
         self._state: instep.InStep | None = None
-        self._authority: gitauth.Authority | None = None
+        self._authority: Attendant | None = None
         self._opened: Descriptors | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
