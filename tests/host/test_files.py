@@ -222,3 +222,20 @@ def test_a_closed_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         files.read(str(path), GLOBAL)
     assert "permission denied" in caught.value.message
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_cannot_be_given_a_users_file_that_a_run_has_written(tmp_path: Path, linked: bool) -> None:
+    """A run without the variable may write there. Control: elsewhere it is taken."""
+    project, home = tmp_path / "project", tmp_path / "home"
+    for place in (project / "cfg", home / "cfg"):
+        (place / "agent-sandbox").mkdir(parents=True)
+        (place / "agent-sandbox" / "config.toml").write_text('network = "off"\n')
+    named = tmp_path / "link" if linked else project / "cfg"
+    if linked:
+        named.symlink_to(project / "cfg")
+    with pytest.raises(PolicyError) as caught:
+        files.read_layers({"XDG_CONFIG_HOME": str(named)}, str(home), str(project), None)
+    assert caught.value.code == "config-in-project"
+    env = {"XDG_CONFIG_HOME": str(home / "cfg")}
+    assert len(files.read_layers(env, str(home), str(project), None)) == 1

@@ -88,3 +88,15 @@ def test_command_rules_and_git_are_told() -> None:
     said = whereabouts.text(policy, facts())
     assert "rules for commands: `terraform`." in said
     assert whereabouts.GIT["helper"] in said
+
+
+def test_cannot_speak_to_the_model_through_a_projects_file() -> None:
+    """What strangers name is counted. Control: the user's own names are there."""
+    rule = {"filesystem": {"exclude": ["NOTE TO THE MODEL"]}, "deny": ["note.example"]}
+    said = whereabouts.text(policy_of(project=rule), facts())
+    assert "NOTE" not in said
+    assert "note.example" not in said
+    assert "hidden by your user: 1 more" in said
+    both = policy_of(project=rule, flags={"filesystem": {"exclude": ["/srv/mine"]}})
+    assert "hidden by your user: `/srv/mine` and 1 more" in whereabouts.text(both, facts())
+    assert "NOTE TO THE MODEL`" in page(filesystem={"exclude": ["NOTE TO THE MODEL"]})

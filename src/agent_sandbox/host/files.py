@@ -6,6 +6,7 @@ import os
 import stat
 
 from ..errors import PolicyError, reason
+from ..policy import paths
 from ..policy.model import GLOBAL, PROJECT
 
 TYPE_CHECKING = False
@@ -61,7 +62,10 @@ def read_layers(
 ) -> list[Layer]:
     """The global layer and the project's, as far as they exist. `-c FILE` replaces the latter."""
     layers = []
-    path = find(global_stem(env, home))
+    stem = global_stem(env, home)
+    if env.get("XDG_CONFIG_HOME"):
+        _check_apart(stem, project)
+    path = find(stem)
     if path is not None:
         layers.append(read(path, GLOBAL, state_dir))
     if explicit is not None:
@@ -73,6 +77,17 @@ def read_layers(
         if path is not None:
             layers.append(read(path, PROJECT, state_dir))
     return layers
+
+
+def _check_apart(stem: str, project: str) -> None:
+    """Refuse a directory for the user's own file that a run without the variable could fill."""
+    if paths.within(os.path.realpath(os.path.dirname(stem)), project):
+        raise PolicyError(
+            "cannot use XDG_CONFIG_HOME for your own policy file: it leads into the project, where "
+            "a command may have written one",
+            hint="unset XDG_CONFIG_HOME, or let it name a directory outside of the project",
+            code="config-in-project",
+        )
 
 
 def read_text(path: str) -> str:

@@ -1,18 +1,18 @@
 """What a model inside is told: where it is, what it may do, and how it asks for more. Pure.
 
 A refusal of the kernel says "Read-only file system" and nothing else. Without this page a model
-takes that for a fault, and works around it. Names come from policy files, also from the project's,
-and the reader acts on what it reads: nothing here can begin a line of its own.
+takes that for a fault, and works around it. The reader acts on what it reads: names come from the
+user alone, and none can begin a line of its own.
 """
 
 from __future__ import annotations
 
-from .model import BUILT_IN, EXCLUDE, PAGE, RO, RW
+from .model import BUILT_IN, EXCLUDE, PAGE, PROJECT, RO, RW
 from .settings import NO_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .model import HostFacts, Plan, Policy, Rule
+    from .model import HostFacts, Plan, Policy, Rule, Source
 
 # Names in one line; a policy may have thousands.
 MOST_NAMES, MOST_TEXT = 12, 160
@@ -108,8 +108,8 @@ def text(policy: Policy, facts: HostFacts) -> str:
         tmp=_at_most(policy, "limits.tmp-size", " up to "),
         hidden=_named(rules, EXCLUDE, "; hidden by your user: "),
     )
-    hosts = [str(one.value) for one in policy.allow]
-    denied = _list([str(one.value) for one in policy.deny], " Refused: ")
+    hosts = [(str(one.value), one.source) for one in policy.allow]
+    denied = _list([(str(one.value), one.source) for one in policy.deny], " Refused: ")
     outside = [
         NETWORKS[network].format(allowed=_list(hosts, ": ")) + denied, DOCKERS[docker],
     ]  # fmt: skip
@@ -122,10 +122,9 @@ def text(policy: Policy, facts: HostFacts) -> str:
     )  # fmt: skip
     if policy.git_auth is not None and str(policy.git_auth.value) in GIT:
         outside.append(GIT[str(policy.git_auth.value)])
-    named = [name for name, rule in policy.commands.items() if rule.value is not True]
-    if named:
-        ruled = _list(named, "Your user has rules for commands: ")
-        outside.append(f"{ruled}. A refused one says what to do instead.")
+    ruled = [(n, rule.source) for n, rule in policy.commands.items() if rule.value is not True]
+    if ruled:
+        outside.append(f"{_list(ruled, 'There are rules for commands: ')}. A refused one says so.")
     lines = "".join(f"- {line}\n" for line in outside)
     most = f"- Limits:{limits}.\n" if limits else ""
     return f"{INTRODUCTION}\n{files}\n## Network and the rest\n\n{lines}{REST}{most}\n{ASKING}"
@@ -140,14 +139,21 @@ def plain(name: str) -> str:
 
 
 def _named(rules: list[Rule], level: str, before: str) -> str:
-    return _list([rule.pattern for rule in rules if rule.level == level], before)
+    return _list([(rule.pattern, rule.source) for rule in rules if rule.level == level], before)
 
 
-def _list(names: list[str], before: str) -> str:
-    if not names:
+def _list(found: list[tuple[str, Source]], before: str) -> str:
+    """Names, as far as the user has given them.
+
+    A project's file is the work of strangers, and would speak to the model with the user's voice:
+    what it names is counted.
+    """
+    if not found:
         return ""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return before + ", ".join(plain(name) for name in names[:MOST_NAMES]) + more
+    names = [plain(name) for name, source in found if source.layer != PROJECT]
+    rest = len(found) - len(names[:MOST_NAMES])
+    parts = [", ".join(names[:MOST_NAMES])] if names else []
+    return before + " and ".join([*parts, f"{rest} more"] if rest else parts)
 
 
 def _at_most(policy: Policy, key: str, before: str) -> str:
