@@ -323,6 +323,109 @@ def test_cannot_choose_what_runs_outside(forge: Forge) -> None:
         mark.unlink()
 
 
+EVIL = "#!/bin/sh\ntouch {mark}\necho username=a\necho password=planted\n"
+FILL = "printf 'protocol=https\\nhost=%s\\n\\n' $1 | git credential fill"
+
+
+def test_cannot_swap_a_link_on_path(forge: Forge) -> None:
+    """One run leaves a link to the system's programs, the next puts its own there."""
+    forge.config("helper")
+    world, mark = forge.world, forge.world.home / "pwned"
+    world.write("evil", EVIL.format(mark=mark), mode=0o755)
+    swap = "rm bin && mkdir bin && cp evil bin/git && "
+    host = f"localhost:{forge.https.port}"
+    for through in (world.project / "bin", world.home / "way"):
+        assert forge.sh("rm -rf bin; ln -s /usr/bin bin").returncode == 0
+        if not through.is_symlink():
+            world.link(through, world.project / "bin")
+        env = {**forge.env(), "PATH": f"{through}:{os.environ['PATH']}"}
+        ask = f"{swap} export PATH=/usr/bin:/bin; {FILL}"
+        done = world.sandbox("sh", "-c", ask, "sh", host, env=env)
+        assert f"password={PASSWORD}" in done.stdout, done.stdout + done.stderr
+        assert not mark.exists()
+        # The control: with that PATH, git outside is theirs.
+        world.outside("sh", "-c", FILL, "sh", host, env=env)
+        assert mark.exists()
+        mark.unlink()
+
+
+DECIDING = {
+    "configuration": ("~/.gitconfig", "helper", "git's configuration"),
+    "helper": ("~/bin/git-credential-mine", "helper", "a helper"),
+    "named helper": ("~/opt/mine", "helper", "a helper"),
+    "known_hosts": ("~/.ssh/known_hosts", "ssh-agent", "known_hosts"),
+    "key": ("~/.ssh/work.pub", "ssh-agent", "a public key"),
+}
+
+
+@pytest.mark.parametrize("what", DECIDING)
+def test_cannot_lead_elsewhere_what_decides(forge: Forge, what: str) -> None:
+    """The user's link leads through the project. Control: through another directory it works, and
+    whoever swaps the link in the project has swapped the file.
+    """
+    name, auth, said = DECIDING[what]
+    world = forge.world
+    world.write("~/bin/git-credential-mine", "#!/bin/sh\n:\n", mode=0o755)
+    world.write("~/opt/mine", "#!/bin/sh\n:\n", mode=0o755)
+    forge.gitconfig(f"[credential]\n\thelper = mine\n\thelper = {world.home}/opt/mine\n")
+    forge.config(auth)
+    path, real = world.path(name), world.path("~/kept/real")
+    world.mkdir("~/kept")
+    path.rename(real)
+    env = {**forge.env(), "PATH": f"{world.home}/bin:{os.environ['PATH']}"}
+    for place, good in (("~/kept/link", True), (world.project / "link", False)):
+        link = world.link(place, real)
+        path.unlink(missing_ok=True)
+        world.link(name, link)
+        done = world.sandbox("true", env=env)
+        assert (done.returncode == 0) == good, done.stderr
+        assert good or f"({said}), leads through '{world.project}'" in done.stderr, done.stderr
+    link.unlink()
+    world.link(link, world.write("planted", "planted"))
+    assert path.read_text() == "planted"
+
+
+SPELLINGS = {
+    "an argument": ("helper = /usr/bin/python3 {project}/h.py", {}),
+    "a variable": ("helper = \"!/usr/bin/env X={project}/h.py sh -c 'python3 $X'\"", {}),
+    "quotes": ("helper = \"!python3 '{project}'/h.py\"", {}),
+    "a second include": ("[include]\n\tpath = {home}/one", {}),
+    "the system's": ("", {"GIT_CONFIG_SYSTEM": "{home}/one"}),
+    "for one host": (
+        '[credential "https://empty.example"]\n\thelper = !python3 {project}/h.py', {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPELLINGS)
+def test_cannot_be_the_helper_by_any_spelling(forge: Forge, how: str) -> None:
+    """What lies in the project is not run. Control: git outside runs it."""
+    forge.config("helper", hosts=["empty.example"])
+    world, mark = forge.world, forge.world.home / "pwned"
+    text, variables = SPELLINGS[how]
+    names = {"project": world.project, "home": world.home}
+    world.write("h.py", f"open({str(mark)!r}, 'w')\nprint('username=a\\npassword=b')\n")
+    world.write("~/one", f"[include]\n\tpath = {world.home}/two\n")
+    world.write("~/two", f"[credential]\n\thelper = !python3 {world.project}/h.py\n")
+    forge.gitconfig(f"{text.format(**names)}\n")
+    more = {name: value.format(**names) for name, value in variables.items()}
+    env = {**forge.env(), **more, "GIT_TERMINAL_PROMPT": "0"}
+    done = world.sandbox("sh", "-c", FILL, "sh", "empty.example", env=env)
+    assert done.returncode == 125, done.stderr
+    assert "(a helper), lies where the command can write" in done.stderr
+    assert not mark.exists()
+    world.outside("sh", "-c", f"cd / && {FILL}", "sh", "empty.example", env=env)
+    assert mark.exists()
+
+
+def test_a_name_of_another_user_is_refused(forge: Forge) -> None:
+    forge.config("helper")
+    forge.gitconfig("\thelper = ~root/helper\n")
+    done = forge.sh("true")
+    assert done.returncode == 125
+    assert "'~root/helper' (a helper) does not say where it is" in done.stderr
+
+
 def test_what_decides_must_not_be_writable_inside(forge: Forge) -> None:
     forge.config("ssh-agent", keys=[str(forge.world.project / "work.pub")])
     forge.world.write("work.pub", forge.world.path("~/.ssh/work.pub").read_text())

@@ -468,11 +468,18 @@ def keepers():
 def kill_keeper():
     while not keepers(): time.sleep(0.005)
     for pid in keepers(): os.kill(pid, signal.SIGKILL)
+def runs(pid):
+    try: return open(f"/proc/{pid}/cmdline", "rb").read() == b"sleep\\0MARK\\0"
+    except OSError: return False
+def kill_keeper_of_command():
+    # Not earlier: a start whose keeper is killed fails.
+    while not any(runs(pid) for pid in os.listdir("/proc") if pid.isdigit()): time.sleep(0.01)
+    kill_keeper()
 """
 # What the program does while its sandbox runs.
 WAITS = {
     "run": """
-        threading.Timer(0.5, kill_keeper).start()
+        threading.Thread(target=kill_keeper_of_command).start()
         r = box.run(["sleep", "MARK"], timeout=20)
         show([r.exceeded, r.code])
     """,
@@ -491,7 +498,7 @@ WAITS = {
             os._exit(0)
     """,
     "arun": """
-        threading.Timer(0.5, kill_keeper).start()
+        threading.Thread(target=kill_keeper_of_command).start()
         r = asyncio.run(box.arun(["sleep", "MARK"], timeout=20))
         show([r.exceeded, r.code])
     """,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent_sandbox.policy.instep import TABLES
 from agent_sandbox.policy.profiles import MERGE, PRIVATE, RW, Profile
 from agent_sandbox.policy.profiles.builtin import PROFILES
 from kernel.conftest import World, end_group, eventually
@@ -204,20 +205,236 @@ def test_cannot_have_state_in_the_project(world: World) -> None:
 
 
 def test_cannot_be_led_out_by_a_link_in_the_state(world: World) -> None:
-    """A sandbox of an earlier version could write there, and may have planted one."""
+    """A sandbox could write there once, with `--rw`, and may have planted one."""
     world.write("~/.ssh/id", "key")
+    world.write("~/private/notes", "private")
     world.mkdir("~/.claude/projects")
     world.link(f"~/.claude/projects/{slug(world)}", world.path("~/.ssh"))
     world.link("~/.claude/skills", world.path("~/.ssh"))
-    script = f"cat ~/.claude/projects/{slug(world)}/id ~/.claude/skills/id ~/.ssh/id"
+    world.link("~/.claude/agents", world.path("~/private"))
+    script = f"cat ~/.claude/projects/{slug(world)}/id ~/.claude/skills/id ~/.ssh/id "
+    script += "~/.claude/agents/notes"
     done = world.sh(script, "--profile", "claude")
     assert done.stdout == ""
-    assert "is a link to" in done.stderr
-    # The control: a link to something harmless is followed.
+    assert "which a sandbox may have made" in done.stderr
+    # The control: what is no link is shown.
+    for name in ("skills", "agents"):
+        world.path(f"~/.claude/{name}").unlink()
+    world.write("~/.claude/skills/id", "skill")
+    assert world.sh("cat ~/.claude/skills/id", "--profile", "claude").stdout == "skill"
+
+
+def test_a_link_in_the_state_is_followed_when_the_user_names_it(world: World) -> None:
+    """As the notice says."""
     world.write("~/dotfiles/skills/s.md", "skill")
-    world.path("~/.claude/skills").unlink()
     world.link("~/.claude/skills", world.path("~/dotfiles/skills"))
-    assert world.sh("cat ~/.claude/skills/s.md", "--profile", "claude").stdout == "skill"
+    read = ("cat ~/.claude/skills/s.md", "--profile", "claude")
+    assert "name it with --ro" in world.sh(*read).stderr
+    named = world.sh(*read, "--ro", "~/.claude/skills")
+    assert named.stdout == "skill", named.stderr
+    assert "not shown" not in named.stderr
+
+
+# What a run in the user's dotfiles plants in the directory that the agent's is a link to, and how
+# a later run would look at it.
+PLANTED_LINKS = {
+    "copy": ("codex", "config.toml", "~/.ssh/id_ed25519", "cat ~/.codex/config.toml"),
+    "copy, not listed": ("codex", "config.toml", "~/private/x", "cat ~/.codex/config.toml"),
+    "ro": ("claude", "agents", "~/private", "cat ~/.claude/agents/x"),
+    "rw": ("codex", "sessions", "~/private", "cat ~/.codex/sessions/x"),
+    "merge": ("claude", ".credentials.json", "~/private/x", "cat ~/.claude/.credentials.json"),
+    "one of many": ("codex", "skills/s", "~/private", "cat ~/.codex/skills/s/x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED_LINKS)
+def test_cannot_be_led_out_by_a_link_from_another_run(world: World, name: str) -> None:
+    """The agent's directory is a link to the user's dotfiles, and those are a project, too."""
+    profile, part, target, script = PLANTED_LINKS[name]
+    secret = '{"claudeAiOauth": {"accessToken": "theirs"}}'
+    world.write("~/private/x", secret)
+    world.write("~/.ssh/id_ed25519", secret)
+    dotfiles = world.mkdir("~/dot")
+    world.write(f"~/dot/{profile}/AGENTS.md", "mine")
+    world.link(f"~/.{profile}", f"dot/{profile}")
+    plant = f"mkdir -p $(dirname {profile}/{part}); ln -s {world.path(target)} {profile}/{part}"
+    assert world.sh(plant, cwd=dotfiles).returncode == 0
+    seen = world.sh(script, "--profile", profile)
+    assert "theirs" not in seen.stdout
+    assert "which a sandbox may have made" in seen.stderr
+    assert world.path("~/private/x").read_text() == secret
+    # The control: the same with plain files is shown, through the user's own link.
+    planted = world.path(f"~/dot/{profile}/{part}")
+    planted.unlink()
+    if world.path(target).is_dir():
+        world.write(planted / "x", secret)
+    else:
+        world.write(planted, secret)
+    shown = world.sh(script, "--profile", profile)
+    assert "theirs" in shown.stdout, shown.stderr
+
+
+def test_cannot_write_a_login_through_a_planted_link(world: World) -> None:
+    """`--rw ~/.claude` once, and every later run would write to what it has linked."""
+    target = world.write("~/private/x.json", '{"a": 1}')
+    world.mkdir("~/.claude")
+    plant = f"ln -s {target} ~/.claude/.credentials.json"
+    assert world.sh(plant, "--rw", "~/.claude").returncode == 0
+    login = 'echo \'{"claudeAiOauth": {"accessToken": "t", "refreshToken": "r", '
+    login += '"expiresAt": 1}}\' > ~/.claude/.credentials.json'
+    done = world.sh(login, "--profile=claude")
+    assert done.returncode == 0, done.stderr
+    assert target.read_text() == '{"a": 1}'
+    # The control: without the link it is kept.
+    world.path("~/.claude/.credentials.json").unlink()
+    world.sh(login, "--profile=claude")
+    assert "claudeAiOauth" in world.path("~/.claude/.credentials.json").read_text()
+
+
+def test_cannot_swap_the_agent_s_directory_for_a_link(world: World) -> None:
+    """A second link, in what was a project, on the way to the agent's directory."""
+    world.write("~/private/AGENTS.md", "theirs")
+    dotfiles = world.mkdir("~/dot")
+    world.write("~/dot/codex/AGENTS.md", "mine")
+    world.link("~/.codex", "dot/codex")
+    read = ("cat ~/.codex/AGENTS.md", "--profile=codex")
+    assert world.sh(*read).stdout == "mine"
+    assert world.sh("mv codex old; ln -s ../private codex", cwd=dotfiles).returncode == 0
+    done = world.sh(*read)
+    assert done.returncode == 125
+    assert "cannot follow" in done.stderr
+    assert "theirs" not in done.stdout
+
+
+def test_cannot_use_a_link_in_what_was_a_project(world: World) -> None:
+    """The control: the same link in a directory that never was one is followed."""
+    world.write("~/dot/opencode/AGENTS.md", "mine")
+    world.link("~/.config/opencode", "../dot/opencode")
+    read = ("cat ~/.config/opencode/AGENTS.md", "--profile=opencode")
+    shown = world.sh(*read)
+    assert shown.stdout == "mine", shown.stderr
+    assert world.sh("true", cwd=world.path("~/.config")).returncode == 0
+    done = world.sh(*read)
+    assert done.returncode == 125
+    assert "cannot follow" in done.stderr
+
+
+def test_cannot_change_the_state_that_a_link_has_put_in_the_project(world: World) -> None:
+    """The agent's directory in the user's dotfiles is read-only there; the rest is not.
+
+    Control: without a profile the same attack works.
+    """
+    dotfiles = world.mkdir("~/dot")
+    world.write("~/dot/claude/settings.json", "mine")
+    world.link("~/.claude", "dot/claude")
+    attack = "echo evil > claude/settings.json; mkdir claude/hooks; mv claude other; "
+    attack += "echo x > note; cat ~/.claude/settings.json"
+    done = world.sh(attack, "--profile=claude", cwd=dotfiles)
+    assert done.stdout == "mine", done.stderr
+    assert world.path("~/dot/claude/settings.json").read_text() == "mine"
+    assert not world.path("~/dot/claude/hooks").exists()
+    assert world.path("~/dot/note").read_text() == "x\n"
+    # Also where the user opens that directory: what the host acts on stays as it is.
+    opened = world.sh(attack, "--profile=claude", "--rw", "~/dot/claude")
+    assert opened.returncode == 0, opened.stderr
+    assert world.path("~/dot/claude/settings.json").read_text() == "mine"
+    assert not world.path("~/dot/claude/hooks").exists()
+    place = "".join(c if c.isalnum() else "-" for c in str(dotfiles))
+    kept = world.sh(f"echo s > ~/.claude/projects/{place}/s", "--profile=claude", cwd=dotfiles)
+    assert kept.returncode == 0, kept.stderr
+    assert world.path(f"~/dot/claude/projects/{place}/s").read_text() == "s\n"
+    world.sh(attack, "--profile=none", cwd=dotfiles)
+    assert world.path("~/dot/other/settings.json").read_text() == "evil\n"
+
+
+def test_cannot_have_state_in_the_project_by_a_link(world: World) -> None:
+    """A variable that names a link into the project, or around it."""
+    world.mkdir(".c")
+    world.link("~/cfglink", world.path(".c"))
+    world.link("~/around", world.path("~/work"))
+    for name in ("cfglink", "cfglink/sub", "around"):
+        env = {"CLAUDE_CONFIG_DIR": f"{world.home}/{name}"}
+        done = world.sh("true", "--profile=claude", env=env)
+        assert done.returncode == 125, name
+        assert "in the project" in done.stderr
+    # The control: a link that leads elsewhere.
+    world.link("~/elsewhere", world.mkdir("~/cfg"))
+    env = {"CLAUDE_CONFIG_DIR": f"{world.home}/elsewhere"}
+    assert world.sh("true", "--profile=claude", env=env).returncode == 0
+
+
+def test_cannot_replace_a_linked_setting_in_a_directory_that_the_user_opened(world: World) -> None:
+    """A link cannot be held. Control: without the profile it is replaced."""
+    world.write("~/dot/settings.json", "mine")
+    settings = world.path("~/.claude/settings.json")
+    world.link("~/.claude/settings.json", world.path("~/dot/settings.json"))
+    attack = "rm ~/.claude/settings.json; echo evil > ~/.claude/settings.json"
+    done = world.sh(attack, "--profile=claude", "--rw", "~/.claude")
+    assert done.returncode == 125
+    assert settings.read_text() == "mine"
+    world.sh(attack, "--rw", "~/.claude")
+    assert settings.read_text() == "evil\n"
+
+
+AGENT = "#!/bin/sh\nls ~/.pi/agent/auth.json; echo key=$ANTHROPIC_API_KEY\n"
+
+
+def test_cannot_choose_a_profile_by_a_program_of_the_project(world: World) -> None:
+    """It would get the user's login and keys by being called like an agent.
+
+    Control: the same program outside of every project has its profile.
+    """
+    env: dict[str, str | None] = {"ANTHROPIC_API_KEY": "k"}
+    world.write("~/.pi/agent/auth.json", '{"x": {"type": "api_key", "key": "y"}}')
+    world.write("bin/pi", AGENT, mode=0o755)
+    outside = world.write("~/tools/pi", AGENT, mode=0o755)
+    world.link("~/linked/pi", world.path("bin/pi"))
+    usual = "/usr/bin:/bin"
+    seen = world.sandbox("pi", env={**env, "PATH": f"{outside.parent}:{usual}"})
+    assert "key=k" in seen.stdout, seen.stderr
+    assert "auth.json" in seen.stdout
+    attempts = (
+        ("./bin/pi", usual), (str(world.path("bin/pi")), usual),
+        ("pi", f"{world.project}/bin:{usual}"), ("pi", f"{world.home}/linked:{usual}"),
+        ("pi", f"{world.project}/bin:{outside.parent}:{usual}"),
+        # Inside, the first may not be there.
+        ("pi", f"{outside.parent}:{world.project}/bin:{usual}"),
+    )  # fmt: skip
+    for command, path in attempts:
+        done = world.sandbox("--ro", "~/linked", command, env={**env, "PATH": path})
+        assert "key=\n" in done.stdout, (command, path, done.stderr)
+        assert "auth.json" not in done.stdout
+        assert "--profile pi" in done.stderr
+    named = world.sandbox("--profile=pi", "./bin/pi", env=env)
+    assert "key=k" in named.stdout, named.stderr
+    # In another project, which a sandbox has written before.
+    elsewhere = world.mkdir("~/work/other")
+    path = f"{world.project}/bin:{usual}"
+    done = world.sandbox("pi", env={**env, "PATH": path}, cwd=elsewhere)
+    assert "key=\n" in done.stdout, done.stderr
+
+
+def test_cannot_read_sessions_of_a_project_of_the_same_name(world: World) -> None:
+    """`a-b` and `a/b` have one directory. Control: its own project still has it."""
+    one, two = world.mkdir("~/pa-b"), world.mkdir("~/pa/b")
+    place = "".join(c if c.isalnum() else "-" for c in str(one))
+    line = json.dumps({"type": "user", "cwd": str(one), "message": "theirs"})
+    world.write(f"~/.claude/projects/{place}/s.jsonl", line)
+    read = (f"cat ~/.claude/projects/{place}/s.jsonl", "--profile=claude")
+    done = world.sh(*read, cwd=two)
+    assert "theirs" not in done.stdout
+    assert f"sessions of '{one}'" in done.stderr
+    assert "theirs" in world.sh(*read, cwd=one).stdout
+
+
+def test_links_in_what_is_shared_are_told(world: World) -> None:
+    """An agent outside would write through them; they are named at the next start."""
+    world.mkdir("~/.codex")
+    plant = "mkdir ~/.codex/sessions/2026; ln -s ~/.bashrc ~/.codex/sessions/2026/x.jsonl"
+    first = world.sh(plant, "--profile=codex")
+    assert first.returncode == 0, first.stderr
+    assert "is a link in what" not in first.stderr
+    assert "2026/x.jsonl' is a link in what" in world.sh("true", "--profile=codex").stderr
 
 
 def test_a_setting_that_is_gone_from_the_host_is_gone_inside(world: World) -> None:
@@ -470,12 +687,12 @@ def test_the_library_keeps_files_in_step_too(world: World) -> None:
 def test_an_agent_s_login_is_there_inside(world: World, profile: Profile) -> None:
     """Each merged file shows what the host has."""
     merged = [s for s in profile.state if s.mode == MERGE]
-    text = '{"login": "mine"}'
+    logins = {s.path: {next(iter(TABLES[s.keys].top)).replace("*", "x"): "mine"} for s in merged}
     for state in merged:
-        world.write(state.outside or state.path, text)
+        world.write(state.outside or state.path, json.dumps(logins[state.path]))
     for state in merged:
         seen = world.sh(f"cat {state.path}", "--profile", profile.name).stdout
-        assert json.loads(seen) == {"login": "mine"}
+        assert json.loads(seen) == logins[state.path]
 
 
 # --- profiles of the user
@@ -500,14 +717,15 @@ def test_a_profile_of_the_user_is_chosen_by_the_command(world: World) -> None:
     world.write("~/.mine/config", "c\n")
     world.write("~/.mine/rules/r", "r\n")
     world.write(
-        "agent.sh",
+        "~/tools/agent.sh",
         "#!/bin/sh\ncat ~/.mine/config ~/.mine/rules/r; echo $MINE_KEY $MINE_SANDBOX\n"
         "echo evil > ~/.mine/rules/r; echo evil > ~/.mine/config; echo evil > ~/.mine/x\n"
         "echo s > ~/.mine-data/s; mkdir -p ~/.mine-data/hooks/x ~/.mine-data/a/b\n"
         "echo evil > ~/.mine-data/a/b/run.json; true\n",
         mode=0o755,
     )
-    done = world.sandbox("./agent.sh", env={"MINE_KEY": "k"})
+    env: dict[str, str | None] = {"MINE_KEY": "k", "PATH": f"{world.home}/tools:/usr/bin:/bin"}
+    done = world.sandbox("agent.sh", env=env)
     assert done.stdout == "c\nr\nk off\n", done.stderr
     assert world.path("~/.mine-data/s").read_text() == "s\n"
     assert os.listdir(world.path("~/.mine-data")) == ["s"]
@@ -516,7 +734,7 @@ def test_a_profile_of_the_user_is_chosen_by_the_command(world: World) -> None:
     assert world.path("~/.mine/rules/r").read_text() == "r\n"
     # The control: without `protect` the same names can be made.
     world.global_config(OWN.replace("protect", "# protect"))
-    world.sandbox("./agent.sh")
+    world.sandbox("agent.sh", env=env)
     assert sorted(os.listdir(world.path("~/.mine-data"))) == ["a", "hooks", "s"]
 
 

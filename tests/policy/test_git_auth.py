@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.host.gitauth import _helpers, _read_by_git
+from agent_sandbox.host.gitauth import _read_by_git, _variables
+from agent_sandbox.host.trails import follow, search_path
 from agent_sandbox.policy import gitauth, gitconfig, knownhosts, merge, publickeys
 from agent_sandbox.policy.decode import decode
 from agent_sandbox.policy.gitauth import GitAuth, Outside, split_host
 from agent_sandbox.policy.model import FLAGS, GLOBAL, PROJECT, HostFacts, Layer, Match, Policy
 from agent_sandbox.policy.network import Egress, parse
 from agent_sandbox.policy.publickeys import PublicKey, key_name
+from agent_sandbox.policy.trails import Way, mentioned, sound
 from agent_sandbox.sandbox import gitlog
 
 if TYPE_CHECKING:
@@ -184,41 +186,58 @@ def test_what_is_missing_stops_the_start(
     assert caught.value.code == "git-auth"
 
 
+def way(path: str, *steps: str) -> Way:
+    """A way that ends at its last step."""
+    passed = steps or (path,)
+    return Way(path=path, real=passed[-1], steps=passed)
+
+
 @pytest.mark.parametrize(
     ("change", "auth", "refused"),
     [
-        ({"deciding": (("known_hosts", "/p/known"),)}, "ssh-agent", True),
-        ({"deciding": (("known_hosts", "/q/known"),)}, "ssh-agent", False),
-        ({"helpers": (("/p/bin/git-credential-x", ""),)}, "helper", True),
-        ({"helpers": (("/p/x", "/usr/bin"),)}, "helper", True),
+        ({"deciding": (("known_hosts", way("/p/known")),)}, "ssh-agent", True),
+        ({"deciding": (("known_hosts", way("/q/known")),)}, "ssh-agent", False),
+        # A link on the way, and a directory that was passed and left again.
+        ({"deciding": (("x", way("/h/known", "/h/known", "/p/link", "/q/x")),)}, "helper", True),
+        ({"deciding": (("x", way("/h/known", "/h/known", "/r/link", "/q/x")),)}, "helper", False),
+        ({"programs": (("/usr/bin", way("/usr/bin/git", "/p/link", "/q/x")),)}, "helper", True),
+        ({"programs": (("/usr/bin", way("/usr/bin/git")),)}, "helper", False),
         # Taken off PATH, it has no say. Without a helper, none has.
-        ({"helpers": (("/p/bin/git", "/p/bin"),)}, "helper", False),
-        ({"helpers": (("/p/bin/git", ""),)}, "ssh-agent", False),
+        ({"programs": (("/p/bin", way("/p/bin/git")),)}, "helper", False),
+        ({"programs": (("/usr/bin", way("/usr/bin/git", "/p/x")),)}, "ssh-agent", False),
+        ({"variables": (("HOME", way("/p/home")),)}, "helper", True),
     ],
-)
+)  # fmt: skip
 def test_what_a_sandbox_can_write_decides_nothing(
     change: dict[str, object], auth: str, *, refused: bool
 ) -> None:
     outcome: Any = pytest.raises(PolicyError, match="can write") if refused else nullcontext()
+    outside = READY.replace(path=(way("/usr/bin"), way("/p/bin")), **change)
     with outcome:
-        build(READY.replace(**change), auth=auth, keys=["me"], hosts=["a.example"])
+        build(outside, env={"HOME": "/h"}, auth=auth, keys=["me"], hosts=["a.example"])
 
 
 def test_the_helper_outside_gets_a_list_of_variables() -> None:
     caller = {
         "HOME": "/h", "PYTHONPATH": "/p", "GIT_DIR": "/p/.git", "GIT_ASKPASS": "/p/ask",
         "LD_PRELOAD": "/p/x.so", "GIT_CONFIG_PARAMETERS": "x", "SSH_ASKPASS": "/p/ask",
-        "GIT_EXEC_PATH": "/p", "LC_ALL": "C",
+        "GIT_EXEC_PATH": "/p", "LC_ALL": "C", "GNUPGHOME": "/link", "GH_CONFIG_DIR": "/h/gh",
     }  # fmt: skip
     outside = READY.replace(
-        path=(("/p/bin", "/p/bin"), ("/link", "/p/x"), ("/usr/bin", "/usr/bin"))
-    )
-    found, _ = build(outside, env=caller, auth="helper", hosts=["a.example"])
+        path=(
+            way("/p/bin"), way("/link", "/link", "/p/x"), way("/p/out", "/p/out", "/usr/bin"),
+            way("/bin", "/bin", "/usr/bin"), way("/usr/bin"), way("/a:b"),
+        ),
+        variables=(("GNUPGHOME", way("/link", "/link", "/p/x")), ("GH_CONFIG_DIR", way("/h/gh"))),
+    )  # fmt: skip
+    found, notices = build(outside, env=caller, auth="helper", hosts=["a.example"])
     assert found is not None
+    # What a link leads to is on PATH, never the link.
     assert found.env == {
         "HOME": "/h", "LC_ALL": "C", "PATH": "/usr/bin", "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ASKPASS": "", "GIT_DIR": "/dev/null",
+        "GIT_ASKPASS": "", "GIT_DIR": "/dev/null", "GH_CONFIG_DIR": "/h/gh",
     }  # fmt: skip
+    assert notices == ["git.auth: the helper gets no GNUPGHOME: the command can write there"]
 
 
 def test_a_host_that_cannot_be_reached_is_said() -> None:
@@ -320,6 +339,11 @@ def test_keys_of_a_host() -> None:
     shown = knownhosts.only(text, ["a.example"])
     assert "b.example" not in shown
     assert knownhosts.keys_of(shown, "a.example") == {b"one!"}
+    # Of all hosts, too, only lines about hosts: the file may be something else.
+    everybody = knownhosts.only(f"{text}-----BEGIN OPENSSH PRIVATE KEY-----\nsecret\n", None)
+    assert "b.example" in everybody
+    assert "secret" not in everybody
+    assert "PRIVATE" not in everybody
     assert knownhosts.spelled("a", 22) == "a"
     assert knownhosts.spelled("a", 23) == "[a]:23"
 
@@ -364,21 +388,96 @@ def test_the_lines_at_the_end_are_few() -> None:
 # --- what the machine has
 
 
-def test_every_helper_that_is_written_down_is_found(tmp_path: Path) -> None:
-    (tmp_path / "git-credential-mine").write_text("")
-    config = (
-        '[credential]\n\thelper = mine --x\n\thelper = /opt/one\n\thelper = "!~/bin/two get"\n'
-        '\thelper = "!f() { sh \\"$HOME/three\\"; }; f"\n[credential "https://x"]\n\thelper = ""\n'
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/opt/p/h.py", "/usr/bin/python3 /opt/p/h.py", "!/usr/bin/env X=/opt/p/h.py sh -c 'x'",
+        "!~/../opt/p/h.py get", '!f() { sh "$ROOT/p/h.py"; }; f', "!sh ${ROOT}/p/h.py",
+        '!sh "$ROOT"/p/h.py', "!python3 -I/opt/p/h.py", "!a;/opt/p/h.py", "!PATH=/x:/opt/p/h.py y",
+        "!cat</opt/p/h.py", "!sh opt/p/h.py", "!sh -c 'x=`/opt/p/h.py`'",
+        "store --file=/opt/p/h.py", "!/opt\\/p/h.py", "!'/opt'/p/h.py",
+    ],
+)  # fmt: skip
+def test_every_path_in_a_helper_is_seen(line: str) -> None:
+    seen = {follow(path).real for path in mentioned(line, "/h", {"ROOT": "/opt"})}
+    assert "/opt/p/h.py" in seen
+    assert "/opt/p/h.py" not in set(mentioned(line.replace("p/h", "q/h"), "/h", {"ROOT": "/opt"}))
+
+
+def test_names_with_blanks_and_of_other_users_are_seen() -> None:
+    assert "/opt/my p/h.py" in set(mentioned("!sh '/opt/my p/h.py' get", "/h", {}))
+    assert "/opt/my p/h.py" in set(mentioned("!sh /opt/my\\ p/h.py get", "/h", {}))
+    assert "~you/h.py" in set(mentioned("!sh ~you/h.py", "/h", {}))
+    assert set(mentioned("osxkeychain", "/h", {})) == set()
+    # No path begins within a name.
+    assert "/p/x" not in set(mentioned("/opt/p/x", "/h", {}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab/~$ {}\"'\\;=-.", max_size=60))
+def test_no_text_upsets_the_reader_of_helpers(text: str) -> None:
+    for path in mentioned(text, "/h", {"HOME": "/h", "a": "/b"}):
+        assert path[0] in "/~"
+
+
+def test_what_git_lists_is_split_and_named() -> None:
+    said = (
+        "file:/etc/gitconfig\0credential.helper\nmine --x\0"
+        "file:/h/.gitconfig\0include.path\nmore\0file:/h/.gitconfig\0includeif.x.y.path\n~/most\0"
+        "file:/h/more\0credential.https://a.helper\n!~you/x\0command line:\0user.name\n/p/no\0"
+        "file:rel/x\0alias.credential-mine\n!/opt/a\0file:/h/more\0core.bare\0"
     )
-    found = dict(_helpers({"/g": config}, [(str(tmp_path), str(tmp_path))], "/h"))
-    assert {"/opt/one", "/h/bin/two", "/h/three"} <= found.keys()
-    assert found[str(tmp_path / "git-credential-mine")] == str(tmp_path)
+    rows = gitauth.listed(said)
+    assert rows[-1] == ("file:/h/more", "core.bare", "")
+    named = set(gitauth.named_by_git(rows, {"HOME": "/h", "PATH": "/usr/bin:/b"}))
+    config = {path for what, path in named if what == "git's configuration"}
+    assert config == {"/etc/gitconfig", "/h/.gitconfig", "/h/more", "/h/most", "/rel/x"}
+    helpers = {path for what, path in named if what == "a helper"}
+    assert {"/usr/bin/git-credential-mine", "/b/git-credential-mine", "~you/x", "/opt/a"} <= helpers
+    assert "/p/no" not in helpers
 
 
 def test_places_where_git_would_look_decide_before_there_is_a_file() -> None:
     env = {"XDG_CONFIG_HOME": "/p/.config", "GIT_CONFIG_GLOBAL": "/p/global"}
     text = "[include]\n\tpath = more\n[include]\n\tpath = ~/most\n"
-    found = set(_read_by_git({"/h/.gitconfig": text}, "/h", env))
+    found = {way.real for way in _read_by_git({"/h/.gitconfig": text}, "/h", env)}
     assert found == {
         "/h/.gitconfig", "/p/.config/git/config", "/p/global", "/h/more", "/h/most",
     }  # fmt: skip
+
+
+def test_a_way_has_every_place_on_it(tmp_path: Path) -> None:
+    top = tmp_path.resolve()
+    (top / "p" / "dir").mkdir(parents=True)
+    (top / "q").mkdir()
+    (top / "q" / "end").touch()
+    (top / "p" / "link").symlink_to("../q")
+    (top / "one").symlink_to("p/link/end")
+    (top / "two").symlink_to(f"{top}/p/dir/../../q/end")
+    (top / "loop").symlink_to("loop")
+    for name, passed in (("one", "p/link"), ("two", "p/dir")):
+        found = follow(f"{top}/{name}")
+        assert found.real == f"{top}/q/end"
+        assert f"{top}/{passed}" in found.steps
+    # Nothing is there, and it would be made behind the link.
+    assert follow(f"{top}/p/link/a/b").real == f"{top}/q/a/b"
+    assert f"{top}/loop" in follow(f"{top}/loop").steps
+
+
+def test_cannot_have_a_link_on_path(tmp_path: Path) -> None:
+    """What is in the project is dropped, wherever it leads. Control: elsewhere it is resolved."""
+    top = tmp_path.resolve()
+    for name in ("p", "q"):
+        (top / name).mkdir()
+        (top / name / "bin").symlink_to("/usr/bin")
+    path = search_path({"PATH": f"{top}/p/bin:relative::{top}/q/bin"})
+    assert sound(path, lambda step: step.startswith(f"{top}/p")) == (follow("/usr/bin").real,)
+    assert sound(path[:1], lambda step: step.startswith(f"{top}/p")) == ()
+
+
+def test_paths_in_variables_are_seen() -> None:
+    env = {"GNUPGHOME": "/p/gpg", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/p/bus", "EDITOR": "/p/e"}
+    found = {(name, way.path) for name, way in _variables(env, "/h")}
+    assert ("GNUPGHOME", "/p/gpg") in found
+    assert ("DBUS_SESSION_BUS_ADDRESS", "/p/bus") in found
+    assert "EDITOR" not in dict(found)

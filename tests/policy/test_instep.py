@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -42,6 +43,79 @@ def test_other_projects_are_not_shown() -> None:
     out, inside = settled({}, host, None)
     assert out == host
     assert inside == {"projects": {P: {"lastCost": 1}}}
+
+
+def test_tokens_in_entries_of_directories_around_the_project_are_not_shown() -> None:
+    """Control: in the project's own entry the same table goes in, since its agent needs it."""
+    server = {"mcpServers": {"m": {"command": "x", "env": {"TOKEN": "t-1"}}}}
+    for place in ("/", "/home", "/home/u", f"{P}/sub", f"{P}x", "p", ""):
+        out, inside = settled({}, {"projects": {place: server}}, None)
+        assert out == {"projects": {place: server}}
+        assert inside == {}
+    assert settled({}, {"projects": {P: server}}, None)[1] == {"projects": {P: server}}
+
+
+def test_tokens_of_mcp_servers_are_not_shown() -> None:
+    """Of Claude Code's credentials its own login alone goes in; what else is inside stays there.
+
+    Control: in a file whose table is open, the same names go in.
+    """
+    login = {"claudeAiOauth": {"accessToken": "t", "expiresAt": 1}, "organizationUuid": "o"}
+    others = {"mcpOAuth": {"m": {"accessToken": "t-1"}}, "pluginSecrets": {"p": "s"}, "new": 1}
+    host = {**login, **others}
+    assert settled({}, host, None, "claude-login") == (host, login)
+    mine = {**login, "mcpOAuth": {"own": {"accessToken": "t-2"}}}
+    assert settled(login, host, mine, "claude-login") == (host, mine)
+    assert settled({}, others, None, "codex-login")[1] == others
+
+
+def nested(depth: int) -> Doc:
+    """A document with so many lists, one in the other."""
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return {"z": value}
+
+
+MANY = {str(n): 0 for n in range(instep.MOST_ENTRIES + 1)}
+FEWER = {str(n): 0 for n in range(instep.MOST_ENTRIES)}
+EXCESS: list[tuple[Doc, str]] = [
+    (nested(instep.DEEPEST_INSIDE), ""),
+    (nested(instep.DEEPEST_INSIDE + 1), "too deep"),
+    (nested(900), "too deep"),
+    (FEWER, ""),
+    (MANY, "too many entries"),
+    ({"projects": FEWER}, ""),
+    ({"projects": MANY}, "too many entries"),
+    ({"projects": list(MANY)}, "too many entries"),
+    ({"projects": {P: FEWER}}, ""),
+    ({"projects": {P: MANY}}, "too many entries"),
+    # Within a value that does not travel, any number: Claude Code caches such tables.
+    ({"cachedGrowthBookFeatures": MANY}, ""),
+]
+
+
+@pytest.mark.parametrize(("inside", "why"), EXCESS, ids=lambda v: str(v)[:30])
+def test_cannot_have_a_document_judged_that_costs_much(inside: Doc, why: str) -> None:
+    """Each bound has a neighbour that is let through."""
+    assert instep.excess(inside, P) == why
+
+
+def test_a_step_takes_time_in_proportion_to_the_entries() -> None:
+    """Twice: 200,000 entries on the host and in the project's own; with a copy for each, hours."""
+    many = {f"k{n}": n for n in range(200_000)}
+    host: Doc = {"projects": {**{f"/{n}": {} for n in range(200_000)}, P: {"lastCost": 1}}}
+    began = time.monotonic()
+    made = merge(TABLES["claude"], P, base={}, host=host, inside={"projects": {P: many}})
+    assert time.monotonic() - began < 20
+    assert made.host == host
+
+
+def test_cannot_grow_the_host_s_file_by_what_may_travel() -> None:
+    """A value of the listed shape, with a thousand entries that are long. Control: short ones."""
+    long, short = ({f"tip-{n}": "x" * size for n in range(900)} for size in (1000, 10))
+    assert settled({}, {}, {"tipsHistory": long})[0] == {}
+    assert settled({}, {}, {"tipsHistory": short})[0] == {"tipsHistory": short}
 
 
 def test_a_login_made_inside_is_kept() -> None:
@@ -118,7 +192,7 @@ def test_cannot_plant_what_the_host_would_run_or_trust(planted: Doc) -> None:
     held: Doc = {"projects": {at: {} for at in _places(planted)}}
     made = merge(loose, P, base=held, host=held, inside={**held, **planted})
     odd = "__proto__" in planted or isinstance(planted.get("projects"), list)
-    if not odd and "/home/u/other" not in _places(planted):
+    if not odd and all(place == P for place in _places(planted)):
         assert made.host != held
 
 
@@ -191,7 +265,7 @@ values = st.recursive(
 )
 names = st.sampled_from(("numStartups", "theme", "oauthAccount", "mcpServers", "other", "projects"))
 entries = st.dictionaries(
-    st.sampled_from((P, f"{P}/sub", "/home/u/other")),
+    st.sampled_from((P, f"{P}/sub", "/home/u", "/home/u/other")),
     st.dictionaries(st.sampled_from(("lastCost", "allowedTools", "mcpServers")), values),
 )
 documents = st.builds(
@@ -215,7 +289,7 @@ def test_the_host_only_ever_changes_where_a_table_allows_it(
         return
     assert now.keys() == held.keys()
     for place, entry in now.items():
-        if not isinstance(entry, dict) or not place.startswith(P):
+        if not isinstance(entry, dict) or place != P:
             assert entry == held[place]
             continue
         for key in {*entry, *held[place]} - {"lastCost"}:

@@ -14,7 +14,8 @@ from agent_sandbox.policy.profiles import COPY, MERGE, MODES, PRIVATE, RO, RW, P
 from agent_sandbox.policy.profiles.builtin import PROFILES
 from agent_sandbox.policy.profiles.decode import decode
 from agent_sandbox.policy.profiles.places import Part, parts
-from policy.facts import CWD, HOME, layer, plan_of, policy_of, rules
+from agent_sandbox.policy.resolve import resolve
+from policy.facts import CWD, HOME, facts, find, layer, plan_of, policy_of, rules
 
 EACH = pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 
@@ -192,6 +193,117 @@ def test_an_exclude_of_the_user_wins() -> None:
     )  # fmt: skip
     assert look_up(plan, f"{HOME}/.claude/settings.json").level in ("private", "exclude", "absent")
     assert not any(m.source == f"{HOME}/.claude/settings.json" for m in plan.mounts)
+
+
+# --- links
+
+DOT = f"{HOME}/dot"
+# The way to ~/.codex/config.toml: the tree, links in what was a project, whether it is followed.
+WAYS: dict[str, tuple[dict[str, str], tuple[str, ...], bool]] = {
+    "none": ({f"{HOME}/.codex/config.toml": FILE}, (), True),
+    "right in the home": (
+        {f"{HOME}/.codex": "-> dot/codex", f"{DOT}/codex/config.toml": FILE}, (), True,
+    ),
+    "out of the home": (
+        {f"{HOME}/.codex": "-> /data/codex", "/data/codex/config.toml": FILE}, (), True,
+    ),
+    "a second one": (
+        {f"{HOME}/.codex": "-> dot/codex", f"{DOT}/codex": "-> x", f"{DOT}/x/config.toml": FILE},
+        (), False,
+    ),
+    "to secrets": (
+        {f"{HOME}/.codex": "-> .ssh", f"{HOME}/.ssh/config.toml": FILE}, (), False,
+    ),
+    "to our own state": (
+        {f"{HOME}/.codex": "-> .local/state/agent-sandbox/x",
+         f"{HOME}/.local/state/agent-sandbox/x/config.toml": FILE}, (), False,
+    ),
+    "in what was a project": (
+        {f"{HOME}/.codex": "-> dot/codex", f"{DOT}/codex/config.toml": FILE},
+        (f"{HOME}/.codex",), False,
+    ),
+    "below the directory": (
+        {f"{HOME}/.codex/config.toml": "-> ../dot/c", f"{DOT}/c": FILE}, (), False,
+    ),
+    "to what is shown anyway": (
+        {f"{HOME}/.codex/config.toml": "-> hooks.json", f"{HOME}/.codex/hooks.json": FILE},
+        (), True,
+    ),
+    "to what is not shown": (
+        {f"{HOME}/.codex/config.toml": "-> history.jsonl", f"{HOME}/.codex/history.jsonl": FILE},
+        (), False,
+    ),
+    "to a read-only store": (
+        {f"{HOME}/.codex/config.toml": "-> /nix/store/a/c", "/nix/store/a/c": FILE}, (), True,
+    ),
+    "to a daemon's directory": (
+        {f"{HOME}/.codex/config.toml": "-> /nix/var/c", "/nix/var/c": FILE}, (), False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_only_links_of_the_user_lead_to_an_agent_s_state(name: str) -> None:
+    """Whatever is writable now: an earlier run may have written anywhere else."""
+    tree, doubted, followed = WAYS[name]
+    policy = policy_of(command="codex")
+    found = facts(policy, tree)
+    state = tuple(one.replace(doubted=doubted) for one in found.state)
+    names: list[str] = []
+    notices: list[str] = []
+    try:
+        plan = resolve(policy, found.replace(state=state))
+        names += [step.name for step in plan.steps]
+        notices += plan.notices
+    except PolicyError as error:
+        # The directory itself.
+        notices.append(str(error))
+    assert followed == ("config.toml" in names)
+    assert followed != any("a sandbox may have made" in text for text in notices)
+
+
+def test_cannot_follow_a_link_to_where_a_part_would_be_made() -> None:
+    """The directory of transcripts is a link, and this project has none there yet."""
+    policy = policy_of(command="claude")
+    tree = {f"{HOME}/.claude/projects": f"-> {HOME}/private", f"{HOME}/private/x": FILE}
+    found = facts(policy, tree)
+    planted = find(tree, f"{HOME}/.claude/projects")
+    state = tuple(
+        one.replace(above=planted, at=f"{HOME}/private/-home-u-p") if one.part.mode == RW else one
+        for one in found.state
+    )
+    plan = resolve(policy, found.replace(state=state))
+    assert plan.made == ()
+    assert not any(m.source.startswith(f"{HOME}/private") for m in plan.mounts)
+    # The control.
+    assert resolve(policy, facts(policy, {f"{HOME}/.claude/x": FILE})).made
+
+
+def test_one_agent_s_instructions_may_be_a_link_to_another_s() -> None:
+    """Many keep one file for all; any other file of that agent stays its own."""
+    for name, level in (("CLAUDE.md", "ro"), ("history.md", "private")):
+        tree = {f"{HOME}/.codex/AGENTS.md": f"-> ../.claude/{name}", f"{HOME}/.claude/{name}": FILE}
+        assert look_up(plan_of(tree, command="codex"), f"{HOME}/.codex/AGENTS.md").level == level
+
+
+@pytest.mark.parametrize("target", [CWD, f"{CWD}/..", "/home"])
+def test_state_that_is_really_around_the_project_is_refused(target: str) -> None:
+    """The text of the path does not tell."""
+    with pytest.raises(PolicyError) as caught:
+        plan_of({f"{HOME}/.claude": f"-> {target}", f"{CWD}/x": FILE}, command="claude")
+    assert caught.value.code in ("bad-state-path", "planted-link")
+
+
+def test_state_that_is_really_in_the_project_is_read_only_there() -> None:
+    """Known parts, unknown ones, and the directory itself; transcripts are at their place."""
+    tree = {f"{HOME}/.claude": "-> p/claude", f"{CWD}/claude/settings.json": FILE}
+    plan = plan_of(tree, command="claude")
+    assert look_up(plan, f"{CWD}/claude/settings.json").level == "ro"
+    assert look_up(plan, f"{CWD}/claude/unheard-of").level == "ro"
+    assert look_up(plan, f"{CWD}/x").level == "rw"
+    assert look_up(plan, f"{HOME}/.claude/x").level == "private"
+    # The control.
+    assert look_up(plan_of(tree), f"{CWD}/claude/settings.json").level == "rw"
 
 
 # --- of the user

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from agent_sandbox.policy.publickeys import PublicKey, encoded, fingerprint
 from agent_sandbox.proxy.gitauth import journal as journals
 from agent_sandbox.proxy.gitauth import lines, messages, signed
-from agent_sandbox.proxy.gitauth.agent import Denied, Rules, Session, Upstream, host_of, may_login
+from agent_sandbox.proxy.gitauth.agent import (
+    Denied,
+    Rules,
+    Session,
+    Upstream,
+    host_of,
+    may_login,
+    read_hosts,
+)
 from agent_sandbox.proxy.gitauth.filling import Filler
 from agent_sandbox.proxy.gitauth.journal import Journal
 from agent_sandbox.proxy.gitauth.messages import Bind, Malformed, Sign, string
@@ -170,7 +178,7 @@ RULES = Rules(
     names=frozenset({("comment", "work")}), hosts=("git.example",), any_host=False,
     known_hosts=("/known",),
 )  # fmt: skip
-BIND = Bind(host_key=HOST_KEY, session=SESSION, signature=b"", forwarding=False)
+BIND = Bind(host_key=HOST_KEY, session=SESSION, signature=b"signed", forwarding=False)
 LOGIN = signed.Login(session=SESSION, user="git")
 
 
@@ -202,6 +210,22 @@ def test_cannot_log_in_elsewhere(
         may_login(rules, wanted, bound, known)
 
 
+@pytest.mark.parametrize("order", [("user", "system"), ("system", "user")])
+def test_cannot_use_a_key_that_another_file_revokes(order: tuple[str, ...]) -> None:
+    """Control: without the line it is the host's."""
+    texts = {"user": KNOWN, "system": f"@revoked * ssh-ed25519 {encoded(HOST_KEY)}\n"}
+    rules = RULES.replace(known_hosts=order)
+    assert host_of(rules, HOST_KEY, texts.__getitem__) == ""
+    assert host_of(rules, HOST_KEY, {**texts, "system": ""}.__getitem__) == "git.example"
+
+
+def test_a_link_in_the_place_of_known_hosts_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text(KNOWN)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert read_hosts(str(tmp_path / "link")) == ""
+    assert read_hosts(str(tmp_path / "real")) == KNOWN
+
+
 def test_any_host_needs_no_binding() -> None:
     assert may_login(RULES.replace(any_host=True), LOGIN, None, known) == "some host"
 
@@ -212,15 +236,20 @@ def test_any_host_needs_no_binding() -> None:
 class Told(Upstream):
     """An agent that has two keys, signs everything, and remembers what it was asked."""
 
-    def __init__(self, *, binds: bool = True) -> None:
+    def __init__(self, *, binds: bool = True, careless: bool = False) -> None:
         super().__init__("")
         self.asked: list[bytes] = []
         self._binds = binds
+        self._careless = careless
+
+    def another(self) -> Told:
+        return Told(binds=self._binds, careless=self._careless)
 
     async def ask(self, message: bytes) -> bytes:
         self.asked.append(message)
         if message[0] == messages.EXTENSION:
-            return messages.ACCEPTED if self._binds else messages.REFUSAL
+            good = self._careless or messages.bind_request(message).signature == BIND.signature
+            return messages.ACCEPTED if self._binds and good else messages.REFUSAL
         if message[0] == messages.SIGN_REQUEST:
             return bytes([14]) + string(b"signature")
         return messages.listed((WORK, OTHER))
@@ -301,6 +330,26 @@ def test_a_login_needs_its_session(log: Journal, tmp_path: Path) -> None:
     assert answers(Told(), log, bind, bind, rules=rules) == [6, 5]
 
 
+def test_cannot_bind_where_the_agent_checks_no_signature(log: Journal, tmp_path: Path) -> None:
+    """One that takes any extension proves nothing about the host. Control: one that looks."""
+    path = tmp_path / "known_hosts"
+    path.write_text(KNOWN)
+    rules = RULES.replace(known_hosts=(str(path),))
+    asked = (messages.binding(BIND), sign(data=login()))
+    careless = Told(careless=True)
+    assert answers(careless, log, *asked, rules=rules) == [5, 5]
+    assert not [m for m in careless.asked if m[0] in (messages.SIGN_REQUEST, messages.EXTENSION)]
+    assert "does not check the host's signature" in refusals(log)[0]
+    assert answers(Told(), log, *asked, rules=rules) == [6, 14]
+
+
+@pytest.mark.parametrize("signature", [b"", b"\0", b"\xff", b"abc"])
+def test_a_spoilt_signature_is_another_one(signature: bytes) -> None:
+    asked = BIND.replace(signature=signature)
+    assert messages.spoilt(asked).signature != signature
+    assert messages.spoilt(asked).replace(signature=signature) == asked
+
+
 def test_cannot_forward_the_agent(log: Journal) -> None:
     agent = Told()
     session = Session(RULES, agent, log)
@@ -370,6 +419,21 @@ def test_a_question_is_read_and_asked_anew() -> None:
 def test_an_odd_question_is_refused(text: str) -> None:
     with pytest.raises(lines.Refused):
         question(text)
+
+
+@pytest.mark.parametrize("name", ["", "me", "me@example.com", "x-token-auth", "a.b_c+1"])
+def test_a_users_name_is_asked_for(name: str) -> None:
+    assert question(f"protocol=https\nhost=a\nusername={name}\n").username == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["-x", "--file=x", "a/b", "../x", "a..b", ".", ".ssh", "a b", "a;b", "a$b", "a`b", "a\\b", "ä",
+     "a=b", "a*", "a\tb", "a:b", "~a"],
+)  # fmt: skip
+def test_a_users_name_cannot_be_an_option_or_a_path(name: str) -> None:
+    with pytest.raises(lines.Refused, match=r"name|control"):
+        question(f"protocol=https\nhost=a\nusername={name}\n")
 
 
 @pytest.mark.parametrize("data", [b"", b"action=get\n", b"action=exit\ntimeout=1\n", b"a\n", b"\0"])

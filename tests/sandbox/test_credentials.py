@@ -105,6 +105,54 @@ def test_cannot_choose_the_program_from_a_writable_directory(tmp_path: Path) -> 
         assert credentials._program(f"{project}/{name}", made, {}) == ""
 
 
+def test_cannot_reach_a_program_by_way_of_the_project(tmp_path: Path) -> None:
+    """A link of the user's that leads through the project. Control: one that does not."""
+    project, elsewhere = tmp_path / "p", tmp_path / "e"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+        (folder / "bin").symlink_to("/usr/bin")
+    (tmp_path / "through").symlink_to("p/bin")
+    (tmp_path / "around").symlink_to("e/bin")
+    made = plan(project, secret("command", "env"))
+    for place in ("through", "p/bin"):
+        assert credentials._program("env", made, {"PATH": f"{tmp_path}/{place}"}) == ""
+        assert credentials._program(f"{tmp_path}/{place}/env", made, {}) == ""
+    found = credentials._program("env", made, {"PATH": f"{tmp_path}/around"})
+    assert found == f"{os.path.realpath('/usr/bin')}/env"
+
+
+def test_cannot_choose_what_the_program_starts(tmp_path: Path) -> None:
+    """PATH and the like of the caller's lead into the project. Control: they would be found."""
+    project = tmp_path / "p"
+    project.mkdir()
+    (project / "inner").write_text(f"#!/bin/sh\necho planted-{REAL}\n")
+    (project / "inner").chmod(0o755)
+    (tmp_path / "outer").write_text(f"#!/bin/sh\ninner || echo {REAL}${{PYTHONPATH-}}${{KEPT-}}\n")
+    (tmp_path / "outer").chmod(0o755)
+    env = {
+        "PATH": f"{project}:/usr/bin:/bin", "PYTHONPATH": f"/x:{project}/lib", "KEPT": "kept",
+    }  # fmt: skip
+    origin = str(tmp_path / "outer")
+    assert handed(plan(project, secret("command", origin)), env)[1] == f"{REAL}kept"
+    other = plan(tmp_path / "other", secret("command", origin))
+    assert handed(other, env)[1] == f"planted-{REAL}"
+
+
+def test_cannot_be_what_the_program_is_told_to_run(tmp_path: Path) -> None:
+    """An argument in the project. Control: elsewhere it is run."""
+    for name in ("p", "e"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "get.sh").write_text(f"echo {REAL}\n")
+    env = {"PATH": os.environ["PATH"]}
+    for place, good in (("p", False), ("e", True)):
+        made = plan(tmp_path / "p", secret("command", "sh", f"{tmp_path}/{place}/get.sh"))
+        if good:
+            assert handed(made, env)[1] == REAL
+            continue
+        with pytest.raises(HostError, match="can write"):
+            handed(made, env)
+
+
 def test_no_message_has_the_value(tmp_path: Path) -> None:
     made = plan(tmp_path, secret("env", "K"))
     for value, argv in ((REAL + "\n" + REAL, ()), (REAL, ("echo", REAL))):
@@ -121,9 +169,13 @@ def test_certificates_that_the_command_can_write_are_refused(tmp_path: Path) -> 
     for folder in (project, elsewhere):
         folder.mkdir()
         (folder / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    with pytest.raises(HostError) as caught:
-        credentials.hand_out(plan(project, ca=f"{project}/ca.pem"), {}, "/h", ())
-    assert caught.value.code == "bad-ca"
+    # Also by way of a link in the project.
+    (project / "link").symlink_to(elsewhere / "ca.pem")
+    (tmp_path / "through").symlink_to("p/link")
+    for name in ("p/ca.pem", "p/link", "through"):
+        with pytest.raises(HostError) as caught:
+            credentials.hand_out(plan(project, ca=f"{tmp_path}/{name}"), {}, "/h", ())
+        assert caught.value.code == "bad-ca"
     _, outside = credentials.hand_out(plan(project, ca=f"{elsewhere}/ca.pem"), {}, "/h", ())
     assert str(outside["ca"]).startswith("-----BEGIN")
 

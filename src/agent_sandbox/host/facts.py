@@ -186,7 +186,7 @@ def gather(policy: Policy, at: Place, env: Mapping[str, str], locator: Locator) 
     roots = [at.real, *([layout.common_dir] if layout else ())]
     named = [r.pattern for r in policy.rules if r.source.layer > BUILT_IN]
     roots += [match.real for pattern in named for match in matches.get(pattern, ())]
-    state = _state(policy, locator)
+    state = _state(policy, locator, at)
     config_dir = os.path.realpath(paths.parent(files.global_stem(env, at.home.real)))
     if not os.path.isdir(config_dir):
         config_dir = first_missing(config_dir)
@@ -226,13 +226,13 @@ def _launchers(env: Mapping[str, str], home: str, locator: Locator) -> dict[str,
     return {"launchers": (found,) if found is not None and found.kind == "dir" else ()}
 
 
-def _state(policy: Policy, locator: Locator) -> tuple[Found, ...]:
+def _state(policy: Policy, locator: Locator, at: Place) -> tuple[Found, ...]:
     """The state of the chosen profile, where there is one."""
     if not policy.parts:
         return ()
     from . import agentstate
 
-    return agentstate.find(policy.parts, locator)
+    return agentstate.find(policy.parts, locator, at.state_dir, at.real)
 
 
 def _commands(

@@ -13,12 +13,15 @@ from ..policy import gitauth, gitconfig, knownhosts, paths
 from ..policy.model import FILE, ConfigFile
 from ..policy.publickeys import FILE as KEY_FILE
 from ..policy.publickeys import FINGERPRINT, PublicKey, is_named, key_name, parse_line
+from ..policy.trails import mentioned
+from .trails import follow, search_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..policy.model import Match, Policy
+    from ..policy.trails import Way
     from .locate import Locator
 
 SYSTEM_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -34,16 +37,21 @@ def gather(
     """What there is, and git's configuration with what works because of it."""
     texts = {c.real: _text(c.real) for c in configs if c.cleaned is not None}
     everything = {**texts, SYSTEM_CONFIG: _text(SYSTEM_CONFIG)}
-    deciding = [("git's configuration", r) for r in _read_by_git(everything, home.real, env)]
-    path = tuple(_path(env))
-    helpers = tuple(_helpers(everything, path, home.real))
-    found = gitauth.Outside(path=path, deciding=tuple(deciding), helpers=helpers)
+    deciding = [("git's configuration", w) for w in _read_by_git(everything, home.real, env)]
+    path = search_path(env)
+    found = gitauth.Outside(
+        path=path, deciding=tuple(deciding), programs=tuple(_programs(path)),
+        variables=tuple(_variables(env, home.real)),
+    )  # fmt: skip
     if not gitauth.wants(policy.git_auth, gitauth.AGENT):
         return found, configs
     names, files = _names(policy, home.real)
     known = [f"{home.real}/.ssh/{name}" for name in USER_HOSTS]
-    deciding += [("a public key", real) for real in files]
-    deciding += [("known_hosts", os.path.realpath(name)) for name in known]
+    hosts = [follow(name) for name in (*known, *SYSTEM_HOSTS)]
+    agent = _agent(env)
+    deciding += [("a public key", way) for way in files]
+    deciding += [("known_hosts", way) for way in hosts]
+    deciding += [("the agent", agent)] if agent is not None else []
     located = [match for match in (locator.find(name) for name in known) if match is not None]
     shown = tuple(_known_hosts(policy, [match for match in located if match.kind == FILE]))
     notices: list[str] = []
@@ -58,54 +66,60 @@ def gather(
             kept = configs
         more = ()
     outside = found.replace(
-        agent=_agent(env), names=names, deciding=tuple(deciding), notices=tuple(notices),
-        known_hosts=(*known, *SYSTEM_HOSTS),
+        agent=agent.real if agent is not None else "", names=names, deciding=tuple(deciding),
+        notices=tuple(notices), known_hosts=tuple(way.real for way in hosts),
         known_text="".join(one.cleaned or "" for one in shown),
     )  # fmt: skip
     return outside, (*kept, *more)
 
 
 def _text(path: str) -> str:
+    """The text of a file, by its real path: a link at its end is new, and not followed."""
     try:
-        with open(path, "rb") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
             return file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
 
-def _agent(env: Mapping[str, str]) -> str:
+def _agent(env: Mapping[str, str]) -> Way | None:
     path = env.get("SSH_AUTH_SOCK", "")
+    if not path.startswith("/"):
+        return None
+    way = follow(path)
     try:
-        return path if path.startswith("/") and stat.S_ISSOCK(os.stat(path).st_mode) else ""
+        return way if stat.S_ISSOCK(os.lstat(way.real).st_mode) else None
     except OSError:
-        return ""
+        return None
 
 
-def _names(policy: Policy, home: str) -> tuple[tuple[tuple[str, str], ...], list[str]]:
+def _names(policy: Policy, home: str) -> tuple[tuple[tuple[str, str], ...], list[Way]]:
     """The keys' names, with files replaced by what is in them; and the files."""
     found: list[tuple[str, str]] = []
-    files: list[str] = []
+    files: list[Way] = []
     for setting in policy.git_keys:
         name = key_name(str(setting.value))
         if name.kind != KEY_FILE:
             found.append((name.kind, name.text))
             continue
         path = home + name.text[1:] if name.text.startswith("~") else name.text
-        key = _public(path)
+        way = follow(path)
+        key = _public(path, way.real)
         if key is None:
             raise PolicyError(
                 f"cannot use git.keys ({setting.source}): '{name.text}' holds no public key",
                 hint="name the file of the public half, which ends with .pub",
                 code="git-auth",
             )
-        files.append(os.path.realpath(path))
+        files.append(way)
         found.append((FINGERPRINT, key.fingerprint))
     return tuple(found), files
 
 
-def _public(path: str) -> PublicKey | None:
+def _public(path: str, real: str) -> PublicKey | None:
     """The public key in a file whose name says that it is one."""
-    return parse_line(_text(path)) if path.endswith(".pub") else None
+    return parse_line(_text(real)) if path.endswith(".pub") else None
 
 
 def _known_hosts(policy: Policy, found: Sequence[Match]) -> Iterator[ConfigFile]:
@@ -115,7 +129,8 @@ def _known_hosts(policy: Policy, found: Sequence[Match]) -> Iterator[ConfigFile]
     names = [knownhosts.spelled(host, port or gitauth.SSH_PORT) for host, port in named]
     for match in found:
         text = _text(match.real)
-        shown = text if gitauth.ANY in texts else knownhosts.only(text, names)
+        # Also of all hosts whole lines alone: whatever else is in the file is no host's key.
+        shown = knownhosts.only(text, None if gitauth.ANY in texts else names)
         yield ConfigFile(path=match.path, real=match.real, cleaned=shown, links=match.links)
 
 
@@ -159,7 +174,7 @@ def _signing_key(
     # Of a private key the public half is beside it.
     path = paths.normalise(path if path.endswith(".pub") else f"{path}.pub")
     match = locator.find(path)
-    key = _public(path)
+    key = _public(path, match.real) if match is not None else None
     if match is None or key is None:
         return None, None
     return key, ConfigFile(path=path, real=match.real, cleaned=key.line(), links=match.links)
@@ -168,8 +183,11 @@ def _signing_key(
 # --- the helper outside
 
 
-def _read_by_git(texts: Mapping[str, str], home: str, env: Mapping[str, str]) -> Iterator[str]:
-    """Every file of the user's that git reads, also where there is none yet."""
+def _read_by_git(texts: Mapping[str, str], home: str, env: Mapping[str, str]) -> Iterator[Way]:
+    """Every file of the user's that git reads, also where there is none yet.
+
+    Git itself is asked right before the start (`launch/gitauth`), but for what is there then.
+    """
     base = env.get("XDG_CONFIG_HOME", "") or f"{home}/.config"
     named = [env.get(name, "") for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")]
     wanted = [f"{home}/.gitconfig", f"{base}/git/config", *named, *texts]
@@ -177,49 +195,19 @@ def _read_by_git(texts: Mapping[str, str], home: str, env: Mapping[str, str]) ->
         for path in gitconfig.includes(gitconfig.entries(text)):
             inner = home + path[1:] if path.startswith("~/") else path
             wanted.append(inner if inner.startswith("/") else f"{paths.parent(real)}/{inner}")
-    yield from dict.fromkeys(os.path.realpath(path) for path in wanted if path.startswith("/"))
+    yield from (follow(path) for path in dict.fromkeys(wanted) if path.startswith("/"))
 
 
-def _path(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Directories of PATH, with what they are behind links."""
-    for part in env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":"):
-        if part.startswith("/"):
-            yield part, os.path.realpath(part)
+def _programs(path: Iterable[Way]) -> Iterator[tuple[str, Way]]:
+    """Git, in each directory of PATH that has one."""
+    for directory in dict.fromkeys(way.real for way in path):
+        if os.path.lexists(f"{directory}/git"):
+            yield directory, follow(f"{directory}/git")
 
 
-def _helpers(
-    texts: Mapping[str, str], path: Iterable[tuple[str, str]], home: str
-) -> Iterator[tuple[str, str]]:
-    """Programs that git outside would run for a credential, as far as their names are written.
-
-    With the directory of PATH that each was found in; empty for those that are named by a path.
-    """
-    directories = [real for _, real in path]
-    for written in ("git", *_helper_words(texts)):
-        word = _at_home(written, home)
-        if "/" in word:
-            yield os.path.realpath(f"/{word}"), ""
-            continue
-        for directory in directories:
-            if os.path.exists(f"{directory}/{word}"):
-                yield os.path.realpath(f"{directory}/{word}"), directory
-
-
-def _at_home(word: str, home: str) -> str:
-    for start in ("~/", "$HOME/", "${HOME}/"):
-        if word.startswith(start):
-            return f"{home}/{word.removeprefix(start)}"
-    return word
-
-
-def _helper_words(texts: Mapping[str, str]) -> Iterator[str]:
-    """What may be a program in the configured helpers: of a shell's line, every path in it."""
-    for text in texts.values():
-        for entry in gitconfig.entries(text):
-            words = [word.strip("\"';(){}") for word in entry.value.removeprefix("!").split()]
-            if entry.section != "credential" or entry.key != "helper" or not words:
-                continue
-            if entry.value.startswith("!"):
-                yield from (word for word in words if "/" in word or word is words[0])
-            else:
-                yield words[0] if "/" in words[0] else f"git-credential-{words[0]}"
+def _variables(env: Mapping[str, str], home: str) -> Iterator[tuple[str, Way]]:
+    """The paths in variables that a helper would see."""
+    for name, value in gitauth.helper_env(env).items():
+        for path in mentioned(value, home, {}):
+            if path.startswith("/"):
+                yield name, follow(path)

@@ -3,49 +3,53 @@
     python -I -S instep_server.py ORDERS NULL SUPERVISOR
 
 Descriptors: orders in JSON, one that is not used, and a stream to the supervisor. The files inside
-are hostile: they are opened in a directory that is ours, never through a link, as plain files of
-limited size, and only `policy.instep` decides what of them goes to the host. Each step holds a lock
-among all runs of the user, and the agent's own locks, so that no writer is undone. The host's file
-is replaced in one piece; then the one inside; then what both had in common is written down. Killed
-anywhere in between, the next step comes to the same end.
+are hostile: `instep_files` reads them, and only `policy.instep` decides what of them goes to the
+host. A step is made up without any lock, and what is inside is judged before that. Then, under a
+lock among all runs of the user and the agent's own locks, all versions are looked at again: if one
+has changed, the step begins anew, so no writer is undone. The host's file is replaced in one piece;
+then the one inside; then what both had in common is written down. Killed anywhere in between, the
+next step comes to the same end.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import resource
 import select
-import stat
 import sys
 import time
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from agent_sandbox.launch import instep_files as files
+from agent_sandbox.launch.instep_files import AgentLock, Busy, Refused, Staged
 from agent_sandbox.launch.syscalls import syscall
 from agent_sandbox.launch.watching import IN_CREATE, IN_MOVED_TO, NUMBERS, instance
 from agent_sandbox.policy import instep
 from agent_sandbox.policy.profiles import COPY
 from agent_sandbox.record import Record
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 READY = b"\n"
 IN_CLOSE_WRITE = 0x8
-MAX_BYTES = 16 << 20
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-WRITING = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # At most this often, however often the sandbox writes; and at least, where nothing tells.
 PAUSE = 0.1
 GLANCE = 2.0
-# As agents do it: a lock that nobody has touched for so long is left over.
-STALE = 10.0
-LOCK_SECONDS = 12.0
+# A step that took long is followed by a pause of this many times as long.
+REST = 9
+# How long a step is tried while others write: at the start and the end of a run longer than a lock
+# that was left over lasts, else for a moment. Nothing is held meanwhile.
+EDGE_SECONDS = 11.0
+STEP_SECONDS = 1.0
+# How long a lock inside is heeded at the start and the end.
 INNER_SECONDS = 1.0
+SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.2
+MEMORY = 512 << 20
+# Of a file inside that belongs to no file of the host for sure.
+NOBODY = b"-"
 
 
 class File(Record):
@@ -59,147 +63,12 @@ class File(Record):
     base: str
 
 
-class Refused(Exception):
-    """A version that cannot be used; nothing is changed because of it."""
+class Versions(Record):
+    """The bytes of all versions at one time."""
 
-
-def _document(raw: bytes | None) -> dict[str, object] | None:
-    """A JSON object, or None where there is no file. One reading: what is odd is refused."""
-    if raw is None:
-        return None
-    body = raw[len(_head(raw)) :]
-    if not body.strip():
-        return {}
-    try:
-        value = json.loads(body, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise Refused("not JSON") from error
-    if not isinstance(value, dict):
-        raise Refused("not a table")
-    return value
-
-
-def _head(raw: bytes | None) -> bytes:
-    """Lines of comment at the beginning: Copilot has some in its JSON."""
-    end = 0
-    while raw is not None and raw.startswith(b"//", end):
-        end = raw.find(b"\n", end) + 1
-        if not end:
-            return raw
-    return raw[:end] if raw is not None else b""
-
-
-def _constant(name: str) -> object:
-    raise ValueError(name)
-
-
-def _dump(document: dict[str, object]) -> bytes:
-    try:
-        return json.dumps(document, indent=2, allow_nan=False).encode("ascii")
-    except (ValueError, RecursionError) as error:
-        raise Refused("not JSON") from error
-
-
-def read(directory: int, name: str) -> bytes | None:
-    """A plain file of limited size, not through a link; None where there is none."""
-    try:
-        fd = os.open(name, READING, dir_fd=directory)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Refused("not a plain file") from error
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
-            raise Refused("not a plain file, or too large")
-        data = b""
-        while chunk := os.read(fd, 1 << 20):
-            data += chunk
-            if len(data) > MAX_BYTES:
-                raise Refused("too large")
-        return data
-    finally:
-        os.close(fd)
-
-
-def write(directory: int, name: str, data: bytes) -> None:
-    """Put a file there in one piece, with the mode of the one before it."""
-    try:
-        mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode) & 0o666
-    except FileNotFoundError:
-        mode = 0o600
-    fresh = f"{name}.tmp.{os.urandom(6).hex()}"
-    fd = os.open(fresh, WRITING, 0o600, dir_fd=directory)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode | 0o600)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        try:
-            os.unlink(fresh, dir_fd=directory)
-        except OSError:
-            pass
-        raise
-
-
-class AgentLock:
-    """The agent's own lock on a file: a directory beside it (npm's proper-lockfile)."""
-
-    def __init__(self, directory: int, name: str, seconds: float, *, forced: bool = False) -> None:
-        self._directory, self._name, self._seconds = directory, name, seconds
-        # Go on without it when it cannot be had: the sandbox may hold it to stop us.
-        self._forced = forced
-        self._held = False
-
-    def __enter__(self) -> None:
-        deadline = time.monotonic() + self._seconds
-        while True:
-            try:
-                os.mkdir(self._name, 0o700, dir_fd=self._directory)
-            except FileExistsError:
-                self._drop_stale()
-            except OSError as error:
-                raise Refused(f"cannot lock it: {error.strerror}") from error
-            else:
-                self._held = True
-                return
-            if time.monotonic() >= deadline and self._forced:
-                return
-            if time.monotonic() >= deadline:
-                raise Refused("it stays locked")
-            time.sleep(0.02)
-
-    def _drop_stale(self) -> None:
-        try:
-            info = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
-            if time.time() - info.st_mtime > STALE:
-                os.rmdir(self._name, dir_fd=self._directory)
-        except OSError:
-            return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        try:
-            if self._held:
-                os.rmdir(self._name, dir_fd=self._directory)
-        except OSError:
-            return
-
-
-class _NoLock:
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
+    inside: bytes | None
+    host: bytes | None
+    base: bytes | None
 
 
 class Pair:
@@ -209,14 +78,19 @@ class Pair:
         self._file, self._project, self._lock = file, project, lock
         self._keys = instep.TABLES.get(file.keys)
         parent, _, self._outer = file.outside.rpartition("/")
-        self.inside = os.open(file.root, DIRECTORY)
-        self.host = os.open(parent or "/", DIRECTORY)
+        self._parent = parent or "/"
+        self.inside = os.open(file.root, files.DIRECTORY)
+        self.host = os.open(self._parent, files.DIRECTORY)
         os.makedirs(file.base, mode=0o700, exist_ok=True)
-        self._bases = os.open(file.base, DIRECTORY)
+        self._bases = os.open(file.base, files.DIRECTORY)
+        # The host's file by its path: another account in the same project has another one.
+        self._tag = hashlib.sha256(os.fsencode(file.outside)).hexdigest()[:16]
+        self._base = f"{file.name}.{self._tag}"
         self._seen: tuple[object, object] = (None, None)
         self.problem = ""
         self._old: set[str] = set()
         self._new: set[str] = set()
+        self._claim()
 
     def notes(self) -> list[str]:
         """What was changed inside in this run, and does not go out."""
@@ -232,92 +106,205 @@ class Pair:
     def _now(self) -> tuple[object, object]:
         return _identity(self.inside, self._file.name), _identity(self.host, self._outer)
 
+    def _claim(self) -> None:
+        """Make the file inside the counterpart of this file of the host.
+
+        It may be another one's: CLAUDE_CONFIG_DIR names another account. A login in it would go to
+        this one. That file is put aside until its own comes back. Two accounts at once are refused:
+        their agents would write the same file. Held as long as this process lives.
+        """
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        owner = os.open(f"{self._file.name}.of", flags, 0o600, dir_fd=self._bases)
+        mine = self._tag.encode("ascii")
+        with files.exclusive(self._lock):
+            held = os.pread(owner, 100, 0)
+            if held != mine:
+                try:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise Refused("a sandbox with another account runs in this project") from error
+                if held:
+                    self._exchange(owner, held)
+                _say(owner, mine)
+            fcntl.flock(owner, fcntl.LOCK_SH)
+
+    def _exchange(self, owner: int, held: bytes) -> None:
+        """Put the file inside aside, and the one that was put aside for us in its place."""
+        name = self._file.name
+        try:
+            data = files.read(self.inside, name)
+        except Refused:
+            data = None
+        if data is not None and held != NOBODY:
+            files.write(self._bases, f"{name}.{held.decode('ascii', 'replace')}.aside", data)
+        # Killed from here on, what is inside is nobody's, and is not taken for a login of either.
+        _say(owner, NOBODY)
+        back = files.read(self._bases, f"{self._base}.aside")
+        try:
+            if back is not None:
+                files.write(self.inside, name, back)
+            elif _identity(self.inside, name) is not None:
+                os.unlink(name, dir_fd=self.inside)
+        except IsADirectoryError:
+            # The sandbox made it. Nothing can be read from it.
+            return
+
     def step(self, *, first: bool = False, last: bool = False) -> None:
         """Bring both sides in step. What cannot be used is left alone."""
         try:
-            with _Exclusive(self._lock):
-                if self._file.mode == COPY:
-                    if first:
-                        self._copy()
-                else:
-                    self._merge(first=first, last=last)
+            if first:
+                for directory, name in (
+                    (self.inside, self._file.name), (self.host, self._outer),
+                    (self._bases, self._file.name),
+                ):  # fmt: skip
+                    files.sweep(directory, name)
+            if self._file.mode != COPY:
+                self._insist(first=first, last=last)
+            elif first:
+                with files.exclusive(self._lock):
+                    self._copy()
+            if self._file.mode == COPY:
                 self._seen = self._now()
-                self.problem = ""
+            self.problem = ""
         except Exception as error:  # noqa: BLE001 - no file of the sandbox may end this process
             said = error.strerror if isinstance(error, OSError) else str(error)
-            self.problem = f"'{self._file.outside}' was not kept in step: {said}"
+            self.problem = (
+                f"'{self._file.outside}' was not kept in step: {said or type(error).__name__}"
+            )
 
     def _copy(self) -> None:
         """Copy the host's file in, unless it is as it was when it was last copied."""
-        host, base = read(self.host, self._outer), read(self._bases, self._file.name)
+        host, base = files.read(self.host, self._outer), files.read(self._bases, self._base)
         if host is None or (host == base and self._is_there()):
             return
-        write(self.inside, self._file.name, host)
-        write(self._bases, self._file.name, host)
+        files.write(self.inside, self._file.name, host)
+        files.write(self._bases, self._base, host)
 
     def _is_there(self) -> bool:
         try:
-            return read(self.inside, self._file.name) is not None
+            return files.read(self.inside, self._file.name) is not None
         except Refused:
             return False
 
-    def _merge(self, *, first: bool, last: bool) -> None:
-        keys, name = self._keys, self._file.name
-        if keys is None:
-            raise Refused("no table of keys")
-        inner: AgentLock | _NoLock = _NoLock()
-        outer: AgentLock | _NoLock = _NoLock()
-        if keys.lock:
-            # Before and after a run only another one in this project can hold the lock rightly.
-            inner = AgentLock(self.inside, name + keys.lock, INNER_SECONDS, forced=first or last)
-            outer = AgentLock(self.host, self._outer + keys.lock, LOCK_SECONDS)
-        with outer, inner:
-            host_raw = read(self.host, self._outer)
-            host = _document(host_raw)
-            inside = self._inner_document(first=first)
-            base = _document(read(self._bases, name)) or {}
-            merged = instep.merge(
-                keys, self._project, base=base, host=host or {}, inside=inside
-            )  # fmt: skip
-            # What an earlier run has left is no news.
-            (self._old if first else self._new).update(merged.kept)
-            if merged.host != (host or {}):
-                write(self.host, self._outer, _head(host_raw) + _dump(merged.host))
-            if merged.inside != inside and (merged.inside or inside is not None):
-                write(self.inside, name, _head(host_raw) + _dump(merged.inside))
-            if merged.base != base:
-                write(self._bases, name, _dump(merged.base))
+    def _insist(self, *, first: bool, last: bool) -> None:
+        """Try until nobody else writes. Nothing is held in between."""
+        began, wait = time.monotonic(), SHORTEST_WAIT
+        most = EDGE_SECONDS if first or last else STEP_SECONDS
+        while True:
+            spent = time.monotonic() - began
+            try:
+                # Before and after a run only another one in this project has the lock rightly.
+                self._attempt(first=first, forced=(first or last) and spent >= INNER_SECONDS)
+            except Busy:
+                if spent >= most:
+                    raise
+            else:
+                return
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
 
-    def _inner_document(self, *, first: bool) -> dict[str, object] | None:
-        """The version inside. At the start, one that cannot be used is replaced."""
+    def _attempt(self, *, first: bool, forced: bool) -> None:
+        """One try: read, make up the next versions, put them in place if nothing has changed."""
+        if self._keys is None:
+            raise Refused("no table of keys")
+        locks = self._locks(self._keys.lock, forced=forced)
+        if not all(lock.is_free() for lock in locks):
+            raise Busy("it stays locked")
+        before = self._now()
+        seen = self._read(first=first)
+        inside, host = self._judged(seen, first=first), files.document(seen.host)
+        base = files.document(seen.base) or {}
+        merged = instep.merge(
+            self._keys, self._project, base=base, host=host or {}, inside=inside
+        )  # fmt: skip
+        staged: dict[str, Staged] = {}
         try:
-            return _document(read(self.inside, self._file.name))
+            top = files.head(seen.host)
+            if merged.host != (host or {}):
+                bits = files.mode(self.host, self._outer)
+                text = top + files.dump(merged.host)
+                staged["host"] = Staged(self.host, self._outer, text, bits)
+            if merged.inside != inside and (merged.inside or inside is not None):
+                text = top + files.dump(merged.inside)
+                staged["inside"] = Staged(self.inside, self._file.name, text)
+            if merged.base != base:
+                staged["base"] = Staged(self._bases, self._base, files.dump(merged.base))
+            self._seen = self._commit(seen, staged, locks, first=first) if staged else before
+        finally:
+            for version in staged.values():
+                version.drop()
+        # What an earlier run has left is no news.
+        (self._old if first else self._new).update(merged.kept)
+
+    def _locks(self, ending: str, *, forced: bool) -> list[AgentLock]:
+        """The agent's own locks, the one inside first.
+
+        While that cannot be had, the host's is not touched, however long the sandbox keeps it.
+        """
+        if not ending:
+            return []
+        name, outer = self._file.name + ending, self._outer + ending
+        return [
+            AgentLock(self.inside, self._file.root, name, forced=forced),
+            AgentLock(self.host, self._parent, outer),
+        ]
+
+    def _read(self, *, first: bool) -> Versions:
+        """All versions. At the start, one inside that cannot be used is replaced."""
+        most = min(files.MAX_BYTES, files.size(self.host, self._outer) + files.MORE_BYTES)
+        try:
+            inside = files.read(self.inside, self._file.name, most)
         except Refused:
             if not first:
                 raise
-            return None
+            inside = None
+        host, base = files.read(self.host, self._outer), files.read(self._bases, self._base)
+        return Versions(inside=inside, host=host, base=base)
+
+    def _judged(self, seen: Versions, *, first: bool) -> dict[str, object] | None:
+        """The version inside, as a document that costs little to work with."""
+        try:
+            inside = files.document(seen.inside)
+            why = instep.excess(inside, self._project) if inside is not None else ""
+        except Refused as error:
+            inside, why = None, str(error)
+        if why and not first:
+            raise Refused(why)
+        return inside if not why else None
+
+    def _commit(
+        self, seen: Versions, staged: dict[str, Staged], locks: list[AgentLock], *, first: bool
+    ) -> tuple[object, object]:
+        """Put the next versions in place, if those that they were made of are still there.
+
+        What they are known by then: whatever is written in the next moment is a change again.
+        """
+        with files.exclusive(self._lock) as journal, files.locked(journal, locks):
+            inside, host = self._now()
+            if self._read(first=first) != seen:
+                raise Busy("others write all the time")
+            # Nobody waits so long for a lock that he would write in this moment, too.
+            if not all(lock.is_held() for lock in locks):
+                raise Busy("it was held up")
+            for version in staged.values():
+                version.put()
+            if "host" in staged:
+                host = staged["host"].identity()
+            if "inside" in staged:
+                inside = staged["inside"].identity()
+        return inside, host
+
+
+def _say(owner: int, text: bytes) -> None:
+    os.ftruncate(owner, 0)
+    os.pwrite(owner, text, 0)
 
 
 def _identity(directory: int, name: str) -> tuple[int, ...] | None:
     try:
-        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return files.identity(os.stat(name, dir_fd=directory, follow_symlinks=False))
     except OSError:
         return None
-    return info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
-class _Exclusive:
-    """One step at a time among all runs of a user."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
 
 
 class Watch:
@@ -359,13 +346,15 @@ def serve(pairs: list[Pair], supervisor: int) -> None:
     over = select.poll()
     over.register(supervisor, select.POLLIN)
     while True:
+        began = time.monotonic()
         for pair in pairs:
             if pair.has_changed():
                 pair.step()
+        spent = time.monotonic() - began
         if any(fd == supervisor for fd, _ in poller.poll(int(GLANCE * 1000))):
             break
-        # However often the sandbox writes.
-        if over.poll(int(PAUSE * 1000)):
+        # However often the sandbox writes, and however much there is to do each time.
+        if over.poll(int(min(GLANCE, max(PAUSE, REST * spent)) * 1000)):
             break
         watch.drain()
     for pair in pairs:
@@ -375,14 +364,19 @@ def serve(pairs: list[Pair], supervisor: int) -> None:
 def main() -> None:
     """The process."""
     told, _, supervisor = (int(text) for text in sys.argv[1:4])
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    bound = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    # A document that takes more ends in an error of that step.
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     with open(told, "rb") as source:
         orders = json.loads(source.read())
     pairs = []
     for row in orders["files"]:
         try:
             pairs.append(Pair(File(**row), orders["project"], orders["lock"]))
-        except OSError as error:
-            os.write(supervisor, f"{row['outside']}: {error.strerror}".encode())
+        except (OSError, Refused) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            os.write(supervisor, f"{row['outside']}: {why}".encode("utf-8", "replace"))
             return
     for pair in pairs:
         pair.step(first=True)

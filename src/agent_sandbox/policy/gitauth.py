@@ -14,13 +14,15 @@ from . import paths
 from .hostnames import canonical
 from .model import CONTROLLED, FLAGS, WORK_GIT_AUTH, Mount
 from .publickeys import FORMS, key_name
+from .trails import BREAKS, mentioned, sound, weak_spot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .model import HostFacts, Policy, Setting
     from .network import Egress
+    from .trails import Way
 
 NONE, AGENT, HELPER, BOTH = "none", "ssh-agent", "helper", "both"
 # Any host, for an agent that cannot tell which host a login is for.
@@ -57,16 +59,18 @@ class Outside(Record):
     agent: str = ""
     # (kind, text) of keys, with files replaced by the fingerprints of what is in them.
     names: tuple[tuple[str, str], ...] = ()
-    # Files with keys of hosts.
+    # Files with keys of hosts, behind every link.
     known_hosts: tuple[str, ...] = ()
     # What of it may be read inside.
     known_text: str = ""
-    # Where programs are looked for, real: (directory as PATH has it, directory).
-    path: tuple[tuple[str, str], ...] = ()
+    # Where programs are looked for.
+    path: tuple[Way, ...] = ()
     # Every file that decides something, and what it is: none of them may be a sandbox's.
-    deciding: tuple[tuple[str, str], ...] = ()
-    # Programs that git would run, and the directory of PATH that each was found in, if one was.
-    helpers: tuple[tuple[str, str], ...] = ()
+    deciding: tuple[tuple[str, Way], ...] = ()
+    # Where git is: the directory of PATH, behind every link, and the way to the program in it.
+    programs: tuple[tuple[str, Way], ...] = ()
+    # Paths in variables that a helper would see.
+    variables: tuple[tuple[str, Way], ...] = ()
     notices: tuple[str, ...] = ()
 
 
@@ -84,6 +88,8 @@ class GitAuth(Record):
     known_text: str
     # For `git credential`, outside.
     env: Mapping[str, str]
+    # Where the command can write: what git says at the start must not lead there.
+    writable: tuple[str, ...] = ()
 
 
 # --- from a policy file or a flag
@@ -165,7 +171,8 @@ def build(
     return GitAuth(
         ssh=ssh, https=https, hosts=hosts, any_host=ANY in texts, names=found.names,
         agent=found.agent, known_hosts=found.known_hosts, known_text=found.known_text,
-        env=_helper_env(facts.env, found.path, writable) if https else {},
+        env=_helper_env(facts.env, found, writable, notices) if https else {},
+        writable=tuple(writable),
     )  # fmt: skip
 
 
@@ -192,36 +199,107 @@ def _check(
 
 def _check_deciding(found: Outside, writable: Sequence[str], *, https: bool) -> None:
     """What a sandbox can write must not say which host, key or helper is meant."""
+    for what, way in found.deciding:
+        check_way(what, way, writable)
     # A directory that is taken off PATH has no say.
-    helpers = (
-        ("a helper", real)
-        for real, directory in found.helpers
-        if https and not (directory and _is_in(directory, writable))
-    )
-    for what, real in (*found.deciding, *helpers):
-        if _is_in(real, writable):
-            raise PolicyError(
-                f"cannot use git.auth: '{real}', which decides about it ({what}), lies where the "
-                "command can write",
-                hint="run in another directory, or move the file out of it",
-                code="git-auth-writable",
-            )
+    kept = sound(found.path, lambda path: _is_in(path, writable))
+    for directory, way in found.programs:
+        if https and directory in kept:
+            check_way("git", way, writable)
+
+
+def check_way(what: str, way: Way, writable: Sequence[str]) -> None:
+    """Refuse what the command can write, or lead elsewhere."""
+    weak = weak_spot(way, lambda path: _is_in(path, writable))
+    if weak:
+        through = "lies" if _is_in(way.real, writable) else f"leads through '{weak}',"
+        raise PolicyError(
+            f"cannot use git.auth: '{way.path}', which decides about it ({what}), {through} where "
+            "the command can write",
+            hint="run in another directory, or move the file out of it",
+            code="git-auth-writable",
+        )
 
 
 def _is_in(path: str, roots: Iterable[str]) -> bool:
     return any(paths.within(path, root) for root in roots)
 
 
+def helper_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a helper may see, as the caller has them."""
+    return {k: v for k, v in env.items() if k in HELPER_ENV or k.startswith("LC_")}
+
+
 def _helper_env(
-    env: Mapping[str, str], path: Iterable[tuple[str, str]], writable: Sequence[str]
+    env: Mapping[str, str], found: Outside, writable: Sequence[str], notices: list[str]
 ) -> dict[str, str]:
     """The variables of `git credential`, with nothing on PATH that a sandbox can write."""
-    kept = {k: v for k, v in env.items() if k in HELPER_ENV or k.startswith("LC_")}
-    shown = ":".join(shown for shown, real in path if not _is_in(real, writable))
+    kept = helper_env(env)
+    for name, way in found.variables:
+        if name in kept and weak_spot(way, lambda path: _is_in(path, writable)):
+            if name == "HOME":
+                check_way("HOME", way, writable)
+            del kept[name]
+            notices.append(f"git.auth: the helper gets no {name}: the command can write there")
     # An empty one would be the working directory.
-    kept["PATH"] = shown or "/usr/bin:/bin"
+    kept["PATH"] = ":".join(sound(found.path, lambda p: _is_in(p, writable))) or "/usr/bin:/bin"
     # Nobody is there to be asked, and an empty program to ask with is none (prompt.c).
     return {**kept, "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "GIT_DIR": "/dev/null"}
+
+
+# --- what git itself says outside, right before the start
+
+
+def listed(said: str) -> list[tuple[str, str, str]]:
+    """Origin, name and value of each line of `git config --list --show-origin -z`."""
+    parts = said.split("\0")
+    pairs = zip(parts[::2], parts[1::2], strict=False)
+    return [(origin, *_halves(entry)) for origin, entry in pairs]
+
+
+def _halves(entry: str) -> tuple[str, str]:
+    name, _, value = entry.partition("\n")
+    return name, value
+
+
+def named_by_git(
+    rows: Iterable[tuple[str, str, str]], env: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """What decides about a credential, and its path: files, and what helpers are made of.
+
+    Git's own reading: no spelling of an include and no second level of them is missed.
+    """
+    home = env.get("HOME", "")
+    directories = env["PATH"].split(":")
+    for origin, name, value in rows:
+        kind, _, file = origin.partition(":")
+        if kind == "file":
+            # It is asked in `/`.
+            file = file if file.startswith("/") else f"/{file}"
+            yield "git's configuration", file
+        if name.startswith(("include.", "includeif.")) and name.endswith(".path"):
+            yield "git's configuration", _included(value, file, home)
+        # Without a program of that name, git would take an alias.
+        if name.startswith(("credential.", "alias.credential-")):
+            for path in mentioned(value, home, env):
+                yield "a helper", path
+            for word in _words(value):
+                for directory in directories:
+                    yield "a helper", f"{directory}/{word}"
+                    yield "a helper", f"{directory}/git-credential-{word}"
+
+
+def _included(written: str, file: str, home: str) -> str:
+    if written.startswith("~/"):
+        return home + written[1:]
+    return written if written.startswith(("/", "~")) else f"{paths.parent(file)}/{written}"
+
+
+def _words(line: str) -> list[str]:
+    """What may be the name of a program."""
+    for char in BREAKS:
+        line = line.replace(char, " ")
+    return list(dict.fromkeys(word for word in line.split() if "/" not in word))
 
 
 def _say_unreachable(

@@ -10,7 +10,6 @@ allowed tools, accepted dialogs, addresses of servers) is in no list.
 from __future__ import annotations
 
 from ..record import Record
-from . import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 16_384
 MOST_ENTRIES = 1000
 DEEPEST = 4
+# Of one value that goes out, in characters: what the sandbox can add to the host's file is bounded.
+HEAVIEST = 65_536
+# Of a whole document inside. Deeper, its indented form is many times as large.
+DEEPEST_INSIDE = 20
 # Beyond it, numbers are not exact in JavaScript.
 LARGEST = 2**53
 # What a token, an account or a date consists of. Not "!" and "$": pi runs a key that begins so.
@@ -113,6 +116,8 @@ class Keys(Record):
     top: Mapping[str, Shape]
     # The same for this project's entry below "projects". Other entries do not travel, either way.
     project: Mapping[str, Shape] = {}
+    # Whether only what `top` names goes in, too.
+    closed: bool = False
     # The agent's own lock: a directory of this ending beside the file.
     lock: str = ""
     # Where a document says how new it is: the newer login wins where both sides have changed.
@@ -144,8 +149,10 @@ TABLES: dict[str, Keys] = {
         },
         lock=".lock",
     ),
+    # The file holds tokens of MCP servers and secrets of plugins as well (mcpOAuth): not shown.
     "claude-login": Keys(
         top={"claudeAiOauth": data, "organizationUuid": word},
+        closed=True,
         newer=("claudeAiOauth", "expiresAt"),
     ),
     "codex-login": Keys(
@@ -243,11 +250,44 @@ def merge(
     )  # fmt: skip
 
 
+def excess(document: Mapping[str, object], project: str) -> str:
+    """Why a document of the sandbox is not looked at; empty when it may be.
+
+    Time and memory of a step follow from it, and other programs wait for a step.
+    """
+    projects = document.get(PROJECTS)
+    entry = projects.get(project) if isinstance(projects, dict) else None
+    for table in (document, projects, entry):
+        if isinstance(table, (dict, list)) and len(table) > MOST_ENTRIES:
+            return "too many entries"
+    # Level by level: recursion would end before the depth is known.
+    level: list[object] = [document]
+    for _ in range(DEEPEST_INSIDE + 1):
+        level = [
+            item
+            for held in level
+            for item in (held.values() if isinstance(held, dict) else held)  # type: ignore[attr-defined]
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return ""
+    return "too deep"
+
+
 def travels(keys: Keys, at: tuple[str, ...], value: object) -> bool:
     """Whether a value may go out to the host."""
     table = keys.project if len(at) > 1 else keys.top
     shape = table.get(at[-1]) or (table.get("*") if at[-1] not in MAGIC and word(at[-1]) else None)
-    return shape is not None and shape(value)
+    return shape is not None and shape(value) and _weight(value) <= HEAVIEST
+
+
+def _weight(value: object) -> int:
+    """About how many characters a value takes. Only for what has a shape: it is not deep."""
+    if isinstance(value, dict):
+        return sum(8 + len(name) + _weight(item) for name, item in value.items())
+    if isinstance(value, list):
+        return sum(8 + _weight(item) for item in value)
+    return len(value) if isinstance(value, str) else 8
 
 
 def _put(flat: Flat, at: tuple[str, ...], value: object) -> None:
@@ -257,23 +297,17 @@ def _put(flat: Flat, at: tuple[str, ...], value: object) -> None:
         flat[at] = value
 
 
-def related(directory: str, project: str) -> bool:
-    """Whether an entry below "projects" is about this project, or the repository around it."""
-    return paths.within(directory, project) or (
-        directory != "/" and directory.startswith("/") and paths.within(project, directory)
-    )
-
-
 def flatten(document: Mapping[str, object], keys: Keys, project: str) -> Flat:
     """What of a document either side may know, by path."""
     found: Flat = {}
     for name, value in document.items():
-        if name != PROJECTS or not keys.project:
+        if name == PROJECTS and keys.project:
+            # Not those of directories around it either: they have tokens of their MCP servers.
+            entry = value.get(project) if isinstance(value, dict) else None
+            if isinstance(entry, dict):
+                found.update({(PROJECTS, project, key): v for key, v in entry.items()})
+        elif not keys.closed or name in keys.top:
             found[name,] = value
-        elif isinstance(value, dict):
-            for directory, entry in value.items():
-                if related(directory, project) and isinstance(entry, dict):
-                    found.update({(PROJECTS, directory, key): v for key, v in entry.items()})
     return found
 
 
@@ -285,14 +319,19 @@ def build(flat: Flat) -> dict[str, object]:
 def _written(document: Mapping[str, object], flat: Flat) -> dict[str, object]:
     """A document with values put in; nothing else in it changes."""
     made = dict(document)
+    fresh: dict[str, dict[str, object]] = {}
     for at, value in flat.items():
         if len(at) == 1:
             made[at[0]] = value
-            continue
+        else:
+            fresh.setdefault(at[1], {})[at[2]] = value
+    if fresh:
+        # Copied once: the sandbox says how many entries there are.
         held = made.get(PROJECTS)
         entries = dict(held) if isinstance(held, dict) else {}
-        entry = entries.get(at[1])
-        entries[at[1]] = {**(entry if isinstance(entry, dict) else {}), at[2]: value}
+        for directory, values in fresh.items():
+            entry = entries.get(directory)
+            entries[directory] = {**(entry if isinstance(entry, dict) else {}), **values}
         made[PROJECTS] = entries
     return made
 

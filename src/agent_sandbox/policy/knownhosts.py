@@ -26,24 +26,25 @@ def keys_of(text: str, name: str) -> frozenset[bytes]:
 
     Lines for authorities are left out: a host that shows a certificate is not recognised.
     """
-    held: set[bytes] = set()
-    revoked: set[bytes] = set()
-    for marker, patterns, blob, _ in _lines(text):
-        if marker == REVOKED:
-            # Whoever it was for: nobody trusts it any more.
-            revoked.add(blob)
-        elif not marker and matches(patterns, name):
-            held.add(blob)
-    return frozenset(held - revoked)
+    held = (b for marker, at, b, _ in _lines(text) if not marker and matches(at, name))
+    return frozenset(held) - revoked(text)
 
 
-def only(text: str, names: Iterable[str]) -> str:
-    """The lines that are about these hosts, and no others."""
-    wanted = tuple(names)
+def revoked(text: str) -> frozenset[bytes]:
+    """The keys that a text revokes, whoever they were for: nobody trusts them any more.
+
+    Also in other files: ssh asks each of them.
+    """
+    return frozenset(blob for marker, _, blob, _ in _lines(text) if marker == REVOKED)
+
+
+def only(text: str, names: Iterable[str] | None) -> str:
+    """The lines that are about these hosts, and no others; with None about all hosts."""
+    wanted = tuple(names) if names is not None else None
     return "".join(
         f"{line}\n"
         for _, patterns, _, line in _lines(text)
-        if any(matches(patterns, name) for name in wanted)
+        if wanted is None or any(matches(patterns, name) for name in wanted)
     )
 
 

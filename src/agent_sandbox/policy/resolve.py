@@ -88,7 +88,7 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
     _claim_control(claims, policy.rules, facts)
     _claim_git_config(claims, facts, writable, shows_home=policy.home.value == "host")
     _claim_rules(claims, links, policy.rules, facts, notices)
-    kept = _claim_state(claims, links, policy, facts, notices)
+    kept = _claim_state(claims, links, policy, facts, notices, writable=writable)
     _claim_mandatory(claims, facts, notices)
     _check_working_directory(claims, facts)
     entries = claims.winners()
@@ -147,14 +147,15 @@ def resolve(policy: Policy, facts: HostFacts) -> Plan:
 
 
 def _claim_state(
-    claims: Claims, links: list[Link], policy: Policy, facts: HostFacts, notices: list[str]
-) -> Outcome | None:
+    claims: Claims, links: list[Link], policy: Policy, facts: HostFacts, notices: list[str],
+    *, writable: list[str],
+) -> Outcome | None:  # fmt: skip
     """The state of the chosen profile."""
     if not facts.state:
         return None
     from .profiles.claims import claim
 
-    return claim(claims, links, policy, facts, notices)
+    return claim(claims, links, policy, facts, notices, writable=writable)
 
 
 def _stand_ins(

@@ -12,7 +12,9 @@ import time
 
 from ..errors import HostError, reason
 from ..host import libraries
+from ..host.trails import follow, search_path
 from ..policy import credentials, explain, paths
+from ..policy.trails import mentioned, sound, weak_spot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,13 +109,17 @@ def _output(one: Secret, made: Plan, env: Mapping[str, str]) -> bytes:
     if not program:
         why = f"no program '{one.origin[0]}' is where the command cannot write"
         raise _unreadable(one, why)
+    kept = _kept(made, env)
+    for word in one.origin[1:]:
+        if _leads_inside(word, made, kept):
+            raise _unreadable(one, f"'{word}' names what the command can write")
     mine, theirs = os.pipe()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, theirs, 1),
     ]  # fmt: skip
     argv = ["sh", "-c", 'cd / && exec "$@"', "sh", program, *one.origin[1:]]
     try:
-        pid = os.posix_spawn("/bin/sh", argv, dict(env), file_actions=actions, setsigmask=())
+        pid = os.posix_spawn("/bin/sh", argv, kept, file_actions=actions, setsigmask=())
     finally:
         os.close(theirs)
     try:
@@ -131,17 +137,40 @@ def _output(one: Secret, made: Plan, env: Mapping[str, str]) -> bytes:
 
 
 def _program(name: str, made: Plan, env: Mapping[str, str]) -> str:
-    """Where a program is, unless a sandbox could have put it there."""
-    places = env.get("PATH", "/usr/bin:/bin").split(":") if "/" not in name else [""]
-    for place in places:
-        path = f"{place}/{name}" if place else name
-        real = os.path.realpath(path)
-        found = path.startswith("/") and os.access(path, os.X_OK) and not os.path.isdir(real)
-        # The file itself, and the directory in which it, or a link to it, could be put.
-        doubtful = (real, os.path.dirname(real), os.path.realpath(place or os.path.dirname(path)))
-        if found and not any(_is_writable(made, one) for one in doubtful):
+    """Where a program is, unless a sandbox could have put it there, or could lead elsewhere.
+
+    Not the end of its links: some programs go by the name that they are called by. No place on the
+    way can be written, so it leads to the same when it is run.
+    """
+    places = [name] if "/" in name else [f"{place}/{name}" for place in _places(made, env)]
+    for path in places:
+        way = follow(path)
+        found = path.startswith("/") and os.access(path, os.X_OK) and not os.path.isdir(way.real)
+        if found and not weak_spot(way, lambda step: _is_writable(made, step)):
             return path
     return ""
+
+
+def _places(made: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The directories of PATH that no sandbox decides about, behind every link."""
+    return sound(search_path(env), lambda step: _is_writable(made, step))
+
+
+def _kept(made: Plan, env: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables without those that lead where the command can write.
+
+    The program may start others, and PYTHONPATH and its like name what these run.
+    """
+    kept = {k: v for k, v in env.items() if k == "PATH" or not _leads_inside(v, made, env)}
+    # An empty one would be the working directory.
+    return {**kept, "PATH": ":".join(_places(made, env)) or "/usr/bin:/bin"}
+
+
+def _leads_inside(text: str, made: Plan, env: Mapping[str, str]) -> bool:
+    """Whether a text names a path that the command can write."""
+    named = mentioned(text, env.get("HOME", made.home), {})
+    ways = (follow(path) for path in dict.fromkeys(named) if path.startswith("/"))
+    return any(weak_spot(way, lambda step: _is_writable(made, step)) for way in ways)
 
 
 def _is_writable(made: Plan, path: str) -> bool:
@@ -181,12 +210,13 @@ def _certificates(made: Plan, home: str) -> str:
     if not made.network_ca:
         return ""
     path = _expanded(made.network_ca, home)
+    way = follow(path)
     try:
-        text = _read(path, MAX_CERTIFICATES).decode("ascii", "ignore")
+        text = _read(way.real, MAX_CERTIFICATES).decode("ascii", "ignore")
         why = "" if "-----BEGIN CERTIFICATE-----" in text else "no certificate in PEM is in it"
     except OSError as error:
         text, why = "", reason(error)
-    if not why and _is_writable(made, os.path.realpath(path)):
+    if not why and weak_spot(way, lambda step: _is_writable(made, step)):
         why = "the command can write it, and would decide who is trusted"
     if why:
         raise HostError(

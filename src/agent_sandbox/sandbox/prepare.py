@@ -70,7 +70,23 @@ def plan(request: Request) -> Prepared:
             chosen, project=place.real, home=place.home.real, command=name, env=env
         )
         facts = host_facts.gather(policy, place, env, locator)
+        if policy.profile.value != "none":
+            policy, facts = _without_strange(policy, facts, chosen)
         return policy, facts, resolve(policy, facts)
+
+    def _without_strange(
+        policy: model.Policy, facts: model.HostFacts, chosen: list[model.Layer]
+    ) -> tuple[model.Policy, model.HostFacts]:
+        """No profile by name for a program that a sandbox may have made: it would be its choice."""
+        from ..host import agentstate
+
+        program = agentstate.chose_itself(name, policy, facts, locator)
+        if not program:
+            return policy, facts
+        policy = merge.merge(chosen, project=place.real, home=place.home.real, command="", env=env)
+        told = agentstate.not_chosen(name, program)
+        policy = policy.replace(notices=(*policy.notices, told))
+        return policy, host_facts.gather(policy, place, env, locator)
 
     # Judged first: a file that may not ask for something must not stop the start in another way.
     project = _project_layer(layers)

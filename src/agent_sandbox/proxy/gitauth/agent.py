@@ -8,6 +8,7 @@ could not, and also keeps what the user was promised when the key was added (`ss
 from __future__ import annotations
 
 import asyncio
+import os
 
 from ...policy import knownhosts, publickeys
 from ...record import Record
@@ -46,8 +47,11 @@ class Denied(Exception):
 
 def host_of(rules: Rules, key: bytes, read: Callable[[str], str]) -> str:
     """The allowed host that a key belongs to; empty if it is nobody's."""
-    for path in rules.known_hosts:
-        text = read(path)
+    texts = [read(path) for path in rules.known_hosts]
+    # First, and in every file: one of the system's takes a key away that the user's still has.
+    if any(key in knownhosts.revoked(text) for text in texts):
+        return ""
+    for text in texts:
         for name in rules.hosts:
             if key in knownhosts.keys_of(text, name):
                 return name
@@ -72,9 +76,13 @@ def may_login(
 
 
 def read_hosts(path: str) -> str:
-    """The text of a known_hosts, as it is now: the user may just have added a line."""
+    """The text of a known_hosts, as it is now: the user may just have added a line.
+
+    The path is a real one. A link at its end was put there since, and is not followed.
+    """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="replace") as file:
             return file.read(knownhosts.MAX_TEXT)
     except OSError:
         return ""
@@ -102,6 +110,10 @@ class Upstream:
                 return await reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             raise Denied(f"the agent outside does not answer: {error}") from None
+
+    def another(self) -> Upstream:
+        """One more connection to the same agent."""
+        return Upstream(self._path)
 
     def close(self) -> None:
         """No more questions."""
@@ -187,8 +199,22 @@ class Session:
             raise Denied("forward the agent to another host")
         if self._bound is not None:
             raise Denied("use one connection for two sessions")
+        if await self._takes_anything(asked):
+            raise Denied("bind a session: the agent outside does not check the host's signature")
         if await self._upstream.ask(messages.binding(asked)) != messages.ACCEPTED:
             # Other agents do not know it. What needs it says so, if it comes to that.
             return messages.REFUSAL
         self._bound = asked
         return messages.ACCEPTED
+
+    async def _takes_anything(self, asked: messages.Bind) -> bool:
+        """Whether the agent takes a spoilt signature too, on a connection of its own.
+
+        Some take every extension. Then whoever asks would name any host's key, without having it.
+        """
+        probe = self._upstream.another()
+        try:
+            spoilt = messages.spoilt(asked)
+            return await probe.ask(messages.binding(spoilt)) == messages.ACCEPTED
+        finally:
+            probe.close()

@@ -18,6 +18,10 @@ SINGLE = ("protocol", "host", "username", "path", "password")
 ANSWERED = ("username", "password", "password_expiry_utc")
 
 
+# A user's name may become an argument, or a part of a file's name, of a helper outside.
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+@-")
+
+
 class Refused(ValueError):
     """A question that is not answered; the text says why."""
 
@@ -65,6 +69,8 @@ def _get(lines: list[tuple[str, str]]) -> Question:
         raise Refused(f"not a host: {error}") from None
     # The path is left out: what is kept outside is asked for by host alone.
     name = found.get("username", "")
+    if not NAME_CHARACTERS.issuperset(name) or name.startswith(("-", ".")) or ".." in name:
+        raise Refused("the user's name holds more than letters, digits and . _ + @ -")
     return Question(action="get", host=host, port=port or HTTPS_PORT, username=name)
 
 

@@ -164,3 +164,9 @@ def binding(asked: Bind) -> bytes:
     """The same request, written anew."""
     parts = (SESSION_BIND, asked.host_key, asked.session, asked.signature)
     return bytes([EXTENSION]) + b"".join(string(part) for part in parts) + bytes([asked.forwarding])
+
+
+def spoilt(asked: Bind) -> Bind:
+    """The same with a signature that cannot be right: its last byte is another one."""
+    last = asked.signature[-1] ^ 1 if asked.signature else 0
+    return asked.replace(signature=asked.signature[:-1] + bytes([last]))
