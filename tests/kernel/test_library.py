@@ -469,7 +469,7 @@ def kill_keeper():
     while not keepers(): time.sleep(0.005)
     for pid in keepers(): os.kill(pid, signal.SIGKILL)
 def runs(pid):
-    try: return open(f"/proc/{pid}/cmdline", "rb").read() == b"sleep\\0MARK\\0"
+    try: return open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0") == [b"sleep", b"MARK", b""]
     except OSError: return False
 def kill_keeper_of_command():
     # Not earlier: a start whose keeper is killed fails.

@@ -135,7 +135,8 @@ def test_a_refusal_explains_itself(net: Internet, world: World) -> None:
     lines = done.stdout.splitlines()
     assert "other.example:80 is refused" in lines[0]
     assert "--allow" in lines[1]
-    assert lines[2:] == ["403", "True"]
+    assert lines[2] == "see /run/agent-sandbox/README.md"
+    assert lines[3:] == ["403", "True"]
     assert "access denied" in done.stderr
     assert "CONNECT tunnel failed, response 403" in done.stderr
     last = done.stderr.splitlines()[-1]
