@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from escape.attack import Attack, Run, Scene, Trial, finish, guard, steps, trials
+from escape.attack import Attack, Run, Scene, Trial, finish, guard, trials
 from escape.test_git import FSMONITOR, HOOK, OWN_REPOSITORY, look, look_in, repository
 from kernel.conftest import eventually
 
@@ -37,6 +37,7 @@ AGENTS = (
     ".cursor/mcp.json", "opencode.json",
 )  # fmt: skip
 HOOKS = (".husky/pre-commit", ".githooks/pre-commit")
+CLAUDE_AT_HOME = ("$home/.claude/settings.json", "$home/.claude/hooks/x")
 
 
 def nested(scene: Scene) -> None:
@@ -48,6 +49,12 @@ def nested(scene: Scene) -> None:
 def claude_without_settings(scene: Scene) -> None:
     scene.write(".claude/notes.md")
     scene.watch(scene.path(".claude/settings.json"))
+
+
+def claude_at_home(scene: Scene) -> None:
+    """The user's agent has a directory, but no settings and no hooks yet."""
+    scene.mkdir("~/.claude")
+    missing("~/.claude/settings.json", "~/.claude/hooks")(scene)
 
 
 def killed_at_first(scene: Scene, argv: Sequence[str]) -> Run:
@@ -101,12 +108,14 @@ NAMES = (
         script="mv .claude x; mkdir .claude; echo evil > .claude/settings.json", without="pins",
     ),
     Attack(
-        name="new-settings-of-a-profile", invariant=9, what="CVE-2026-25725, in the shared state",
-        setup=steps(
-            lambda s: s.mkdir("~/.claude"), missing("~/.claude/settings.json", "~/.claude/hooks/x"),
-        ),
-        flags=("--profile", "claude"),
-        script=make("$home/.claude/settings.json", "$home/.claude/hooks/x"), without="held names",
+        name="new-settings-of-a-profile", invariant=9, what="CVE-2026-25725, beside its own state",
+        setup=claude_at_home, flags=("--profile", "claude"), script=make(*CLAUDE_AT_HOME),
+        without="private state of agents",
+    ),
+    Attack(
+        name="new-settings-in-an-opened-state", invariant=9, what="the same with --rw ~/.claude",
+        setup=claude_at_home, flags=("--profile", "claude", "--rw", "~/.claude"),
+        script=make(*CLAUDE_AT_HOME), without="held names",
     ),
     Attack(
         name="change-what-is-there", invariant=9, what="existing settings of all of them",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,13 @@ def settings(text: str) -> Step:
     return lambda s: s.global_config(text)
 
 
+def login(scene: Scene) -> None:
+    """The user is logged in with Claude Code; its profile hands that in, if it is a login."""
+    token = {"accessToken": scene.secret, "refreshToken": "r", "expiresAt": 1}
+    text = json.dumps({"claudeAiOauth": token})
+    scene.keep_hidden(scene.guard("~/.claude/.credentials.json", text, 0o600))
+
+
 def trusted(scene: Scene) -> None:
     """The user has read the project's file and agreed to it."""
     scene.hide("~/private/key")
@@ -51,6 +59,17 @@ def plant(text: str, suffix: str = "toml") -> str:
     """A script that leaves a policy file for the next run."""
     return f"cat > .agent-sandbox.{suffix} <<'END'\n{text}\nEND"
 
+
+def config_home_in_the_project(scene: Scene) -> None:
+    """The user's own policy file is looked for in the project."""
+    scene.caller.update(XDG_CONFIG_HOME=f"{scene.project}/.config")
+
+
+# Needs no trust, where it is believed.
+OWN_SETTINGS = """
+mkdir -p .config/agent-sandbox
+printf '[filesystem]\\nrw = ["~/private"]\\n' > .config/agent-sandbox/config.toml
+"""
 
 WIDENING = (
     Attack(
@@ -88,7 +107,7 @@ WIDENING = (
     ),
     Attack(
         name="profile-from-a-file", invariant=4, what="another agent's login",
-        setup=hide("~/.claude/.credentials.json"), script=plant('profile = "claude"'),
+        setup=login, script=plant('profile = "claude"'),
         then="cat $home/.claude/.credentials.json", may_stop=(2,), without="trust + held names",
     ),
     Attack(
@@ -161,12 +180,14 @@ print("came through" if ctypes.CDLL(None).syscall(425, 4, (ctypes.c_uint32 * 30)
     ),
     Attack(
         name="own-settings-by-variable", invariant=4, what="XDG_CONFIG_HOME lies in the project",
-        setup=lambda s: [
-            s.hide("~/private/key"), s.caller.update(XDG_CONFIG_HOME=f"{s.project}/.config"),
-        ],
-        script="mkdir -p .config/agent-sandbox;"
-        " printf '[filesystem]\\nrw = [\"~/private\"]\\n' > .config/agent-sandbox/config.toml",
-        then="cat $home/private/key", without="own settings hidden",
+        setup=steps(hide("~/private/key"), config_home_in_the_project), script=OWN_SETTINGS,
+        then="cat $home/private/key", may_stop=(1, 2),
+        without="own settings hidden + own settings outside of the project",
+    ),
+    Attack(
+        name="own-settings-by-a-later-variable", invariant=4, what="set after the first run",
+        setup=hide("~/private/key"), script=OWN_SETTINGS, host=config_home_in_the_project,
+        then="cat $home/private/key", may_stop=(2,), without="own settings outside of the project",
     ),
     Attack(
         name="named-file-of-the-project", invariant=4, what="-c names what a sandbox has changed",

@@ -88,15 +88,18 @@ ATTACKS = (
     Attack(
         name="link-in-a-profiles-state", invariant=4, what="where the profile shows a directory",
         setup=steps(hide("~/private/key"), lambda s: s.mkdir("~/.claude")),
-        flags=("--profile", "claude"), script="ln -s $home/private $home/.claude/agents",
+        # Opened as a whole once; otherwise an agent's directory is the sandbox's own.
+        first_flags=("--rw", "~/.claude"), script="ln -s $home/private $home/.claude/agents",
+        then_flags=("--profile", "claude"),
         then="cat $home/.claude/agents/key $home/private/key",
-        without="no planted links + held names",
+        without="no links in an agent's state",
     ),
     Attack(
         name="link-in-the-state-of-another-profile", invariant=4, what="a run without the profile",
         setup=steps(hide("~/.ssh/id"), lambda s: s.mkdir("~/.claude")),
         first_flags=("--profile", "claude"), script="ln -s $home/.ssh $home/.claude/local",
-        then="cat $home/.ssh/id $home/.claude/local/id", without="held names + no links to secrets",
+        then="cat $home/.ssh/id $home/.claude/local/id",
+        without="private state of agents + no links to secrets",
     ),
     Attack(
         name="link-for-a-toolchain", invariant=4, what="left by a run that could write there",
@@ -107,13 +110,12 @@ ATTACKS = (
     Attack(
         name="environment-around-a-path-directory", invariant=4, what="a pyvenv.cfg beside it",
         setup=lambda s: [
-            s.mkdir("~/.claude/local"), s.hide("~/.claude/.credentials.json"),
-            s.caller.update(PATH=f"{s.home}/.claude/local:/usr/bin:/bin"),
+            s.mkdir("~/.claude/bin"), s.hide("~/.claude/history.jsonl"),
+            s.caller.update(PATH=f"{s.home}/.claude/bin:/usr/bin:/bin"),
         ],
         first_flags=("--profile", "claude"), script="touch $home/.claude/pyvenv.cfg",
-        then="cat $home/.claude/.credentials.json",
-        without="an agent's state is no environment",
-        # The profile's own login is shared with the agent: only the second run is judged.
+        then="cat $home/.claude/history.jsonl",
+        without="private state of agents + an agent's state is no environment",
     ),
     Attack(
         name="link-for-a-path-directory", invariant=4, what="PATH has a directory of the project",

@@ -41,6 +41,13 @@ def library(scene: Scene) -> None:
     scene.outside("cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", scene.project / "lib.so")
 
 
+def settings_and_hooks(scene: Scene) -> None:
+    """What the user's own agent runs, and where it would find more."""
+    scene.guard("~/.claude/settings.json", "{}\n")
+    scene.guard("~/.claude/hooks/pre.sh")
+    scene.watch(scene.path("~/.claude/hooks/new.sh"))
+
+
 ATTACKS = (
     Attack(
         name="token-in-a-variable", invariant=7, what="GITHUB_TOKEN",
@@ -109,10 +116,22 @@ ATTACKS = (
     ),
     Attack(
         name="agents-own-hooks", invariant=9, what="the host's agent would run them",
-        setup=lambda s: [
-            s.guard("~/.claude/settings.json", "{}\n"), s.guard("~/.claude/hooks/pre.sh"),
-        ],
-        flags=("--profile", "claude"),
+        setup=settings_and_hooks, flags=("--profile", "claude"),
+        script="""
+            cd $home/.claude; echo evil > settings.json; echo evil > hooks/pre.sh
+            echo evil > n; mv -f n settings.json; mv hooks h; mkdir hooks; echo evil > hooks/pre.sh
+        """, without="protected parts of profiles + private state of agents",
+    ),
+    Attack(
+        name="agents-own-hooks-as-they-are-shown", invariant=9, what="written in place",
+        setup=settings_and_hooks, flags=("--profile", "claude"),
+        script="cd $home/.claude; echo evil >> settings.json; echo evil > hooks/pre.sh;"
+        " echo evil > hooks/new.sh; rm -f hooks/pre.sh",
+        without="read-only mounts",
+    ),
+    Attack(
+        name="agents-own-hooks-in-an-opened-state", invariant=9, what="with --rw ~/.claude",
+        setup=settings_and_hooks, flags=("--profile", "claude", "--rw", "~/.claude"),
         script="""
             cd $home/.claude; echo evil > settings.json; echo evil > hooks/pre.sh
             echo evil > n; mv -f n settings.json; mv hooks h; mkdir hooks; echo evil > hooks/pre.sh
@@ -121,8 +140,9 @@ ATTACKS = (
     Attack(
         name="servers-of-an-agent", invariant=9, what="codex's config.toml names programs",
         setup=lambda s: s.guard("~/.codex/config.toml"), flags=("--profile", "codex"),
-        script="cd $home/.codex; echo evil >> config.toml; rm -f config.toml",
-        without="protected parts of profiles",
+        script="cd $home/.codex; echo evil >> config.toml; echo evil > n; mv -f n config.toml;"
+        " rm -f config.toml",
+        without="private state of agents",
     ),
 )  # fmt: skip
 

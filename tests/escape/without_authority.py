@@ -19,6 +19,7 @@ from escape.patching import (
     one_by_one,
     protection,
     put,
+    tree,
 )
 
 if TYPE_CHECKING:
@@ -162,6 +163,21 @@ def _() -> None:
     drop_mounts(lambda m: m.kind == "ro" and m.rule.startswith("profile"))
 
 
+@protection("private state of agents")
+def _() -> None:
+    # The host's own directory, writable, in the place of the sandbox's; so there is nothing to
+    # prepare, to copy or to keep in step.
+    def shared(mount: Any) -> Any:
+        return tree(mount.dest) if mount.source.startswith("@state/") else mount
+
+    def change(plan: Any) -> Any:
+        points = tuple(p for p in plan.home_points if not p.level.startswith("@state/"))
+        mounts = tuple(shared(m) for m in plan.mounts)
+        return plan.replace(mounts=mounts, home_points=points, steps=(), bare=())
+
+    of_plan(change)
+
+
 # --- policy ---------------------------------------------------------------------------------------
 
 
@@ -201,6 +217,11 @@ def _() -> None:
     drop_mounts(lambda m: m.rule == "agent-sandbox's own settings")
 
 
+@protection("own settings outside of the project")
+def _() -> None:
+    put("host.files", "_check_apart", nothing)
+
+
 @protection("no link out for -C")
 def _() -> None:
     put("host.facts", "_check_named", nothing)
@@ -219,10 +240,15 @@ def _() -> None:
 @protection("an agent's state is no environment")
 def _() -> None:
     def naive(directory: str, _: str) -> str:
-        root = os.path.dirname(directory)
-        return root if os.path.isfile(f"{root}/pyvenv.cfg") else directory
+        root, name = os.path.split(directory)
+        return root if name == "bin" and os.path.isfile(f"{root}/pyvenv.cfg") else directory
 
     put("host.facts", "_tool_root", naive)
+
+
+@protection("no links in an agent's state")
+def _() -> None:
+    module("policy.profiles.ways").Judge.obstacle = nothing
 
 
 @protection("own state hidden")

@@ -176,7 +176,7 @@ CHANGES = {
     "keyring": lambda: put(syscalls, "join_new_keyring", nothing),
     "clean-up": lambda: put(sweeping, "remove_tree", naive_removal),
     "git": lambda: put(git, "layout", loose_layout(git.layout)),
-    "control": lambda: put(facts, "_control", lambda *_: ()),
+    "control": lambda: put(facts, "_control", lambda *_, **__: ()),
     "network": lambda: plans(lambda plan: plan.replace(network=True)),
     "limits": lambda: put(prepare, "make_enforcer", nothing),
     "no limits": lambda: put(limits, "_nproc", lambda *_: "none") or [
