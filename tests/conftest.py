@@ -7,6 +7,8 @@ the checkout nor pytest's own tmp_path need be readable to another user.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import os
 import pwd
@@ -328,3 +330,14 @@ def end_processes(uid: int) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def closed_sockets(*, absent: bool) -> Iterator[None]:
+    """Held by those who make sockets in closed directories, or alone by those who show all of /.
+
+    Root's sandbox cannot cover such a socket, and then it does not start.
+    """
+    with Path(tempfile.gettempdir(), f"agsbx-test-sockets-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if absent else fcntl.LOCK_SH)
+        yield

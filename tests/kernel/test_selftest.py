@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent_sandbox.cli.selftest.attacks import ATTACKS
-from conftest import As
+from conftest import As, closed_sockets
 
 from .conftest import World, end_group, eventually
 
@@ -207,7 +207,8 @@ class Selftest:
 
     def run(self, *arguments: str, weak: str = "", change: str = "") -> Done:
         line = self.argv(*arguments, weak=weak, change=change)
-        return self.world.python(DRIVER, *line, env=self.env, timeout=120)
+        with closed_sockets(absent=False):
+            return self.world.python(DRIVER, *line, env=self.env, timeout=120)
 
     def report(self, weak: str = "", change: str = "") -> tuple[int, dict[str, dict[str, Any]]]:
         """The exit code, and the rows by name."""
@@ -229,7 +230,8 @@ def with_result(rows: dict[str, dict[str, Any]], result: str) -> set[str]:
 
 def test_everything_holds_here(selftest: Selftest) -> None:
     """As the command itself is installed; and nothing of it is left."""
-    done = selftest.world.ctl("selftest", "--json", env=selftest.env)
+    with closed_sockets(absent=False):
+        done = selftest.world.ctl("selftest", "--json", env=selftest.env)
     report = json.loads(done.stdout)
     assert done.returncode == 0, [r for r in report["attacks"] if r["result"] != "held"]
     assert {row["result"] for row in report["attacks"]} == {"held"}
