@@ -409,7 +409,7 @@ def test_a_terminal_sees_progress_and_colour(selftest: Selftest, plain: bool) ->
     process, screen = on_a_terminal(selftest, NO_COLOR="1" if plain else "")
     try:
         text = read_until(screen, "attempts in ")
-        assert process.wait(30) == 0
+        assert process.wait(30) == 0, text
     finally:
         end_group(process)
         os.close(screen)
