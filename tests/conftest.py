@@ -332,6 +332,13 @@ def end_processes(uid: int) -> None:
         time.sleep(0.02)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note how it ended, for `.ci/again`: make tells no more than that it failed."""
+    config = session.config
+    if not hasattr(config, "workerinput") and hasattr(config, "cache") and config.cache is not None:
+        config.cache.set("agent-sandbox/ended", int(exitstatus))
+
+
 @contextlib.contextmanager
 def closed_sockets(*, absent: bool) -> Iterator[None]:
     """Held by those who make sockets in closed directories, or alone by those who show all of /.

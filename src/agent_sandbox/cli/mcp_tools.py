@@ -7,7 +7,6 @@ it, too: so there is no second reading of the policy that could differ from the 
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import subprocess  # noqa: TID253 - a program of its own, not a launch
 import threading
@@ -21,6 +20,7 @@ from ..sandbox.library import Policy, Sandbox
 from ..sandbox.process import sooner
 from ..service.api import inputs
 from ..service.api.schema import Flag, Kind, Shape, Text, whole
+from ..service.mcp_tools import as_text
 from . import output
 from .quarantine import note
 
@@ -300,16 +300,6 @@ async def read_file(tools: Tools, given: Mapping[str, Any]) -> Said:
     if more:
         content += f"\n[cut after {MOST_FILE} bytes of {int(size)}: go on with offset]"
     return Said(text=content, values=values)
-
-
-def as_text(data: bytes, *, cut: bool) -> tuple[str, str]:
-    """UTF-8 if it is that, else base64; the last character may be cut in two. Pure."""
-    for dropped in range(4 if cut else 1):
-        try:
-            return data[: len(data) - dropped].decode(), "utf-8"
-        except UnicodeDecodeError:
-            continue
-    return base64.b64encode(data).decode(), "base64"
 
 
 async def write_file(tools: Tools, given: Mapping[str, Any]) -> Said:

@@ -72,7 +72,8 @@ def was_project(path: str, state_dir: str) -> bool:
     base = f"{state_dir}/homes"
     try:
         profiles = os.listdir(base)
-    except OSError:
+    except FileNotFoundError:
+        # No sandbox has ever had one. Any other error is the caller's.
         return False
     for profile in profiles:
         here = f"{base}/{profile}"

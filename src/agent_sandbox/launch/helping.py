@@ -7,19 +7,24 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from . import gate
     from .attendant import Attendant
     from .bwrap import Command
     from .egress import Network
     from .instep import InStep
 
 
-def _network(command: Command) -> Network | None:
-    """Gate and proxy. Before any thread is started: it forks."""
+def _network(
+    command: Command, make_gate: Callable[[gate.Orders], gate.Gate] | None
+) -> Network | None:
+    """Gate and proxy. Without `make_gate`, before any thread is started: it forks."""
     if not command.gate:
         return None
     from . import egress
 
-    return egress.network(command)
+    return egress.network(command, make_gate) if make_gate else egress.network(command)
 
 
 def _docker(command: Command) -> Attendant | None:
@@ -52,13 +57,27 @@ def _authority(command: Command) -> Attendant | None:
 class Helpers:
     """All of them. `start_first`, `start`, `ready`; `ask` and `finish`, or `abandon`."""
 
-    def __init__(self, command: Command) -> None:
-        self.network = _network(command)
-        self._docker = _docker(command)
-        self._state = _state(command)
-        self._authority = _authority(command)
+    def __init__(
+        self, command: Command, make_gate: Callable[[gate.Orders], gate.Gate] | None = None
+    ) -> None:
+        self.network: Network | None = None
+        self._docker: Attendant | None = None
+        self._state: InStep | None = None
+        self._authority: Attendant | None = None
+        try:
+            self.network = _network(command, make_gate)
+            self._docker = _docker(command)
+            self._state = _state(command)
+            self._authority = _authority(command)
+        except BaseException:
+            # One that cannot be had: the others must not stay behind.
+            self.abandon()
+            raise
+
+    @property
+    def _all(self) -> tuple[Network | Attendant | InStep, ...]:
         every = (self.network, self._docker, self._state, self._authority)
-        self._all = tuple(helper for helper in every if helper is not None)
+        return tuple(helper for helper in every if helper is not None)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -7,12 +7,11 @@ goes from its source into our memory, and through a file in memory into the prox
 from __future__ import annotations
 
 import os
-import select
-import time
 
 from ..errors import HostError, reason
 from ..host import libraries
 from ..host.trails import follow, search_path
+from ..launch import asking
 from ..policy import credentials, explain, paths
 from ..policy.trails import mentioned, sound, weak_spot
 
@@ -113,22 +112,10 @@ def _output(one: Secret, made: Plan, env: Mapping[str, str]) -> bytes:
     for word in one.origin[1:]:
         if _leads_inside(word, made, kept):
             raise _unreadable(one, f"'{word}' names what the command can write")
-    mine, theirs = os.pipe()
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, theirs, 1),
-    ]  # fmt: skip
     argv = ["sh", "-c", 'cd / && exec "$@"', "sh", program, *one.origin[1:]]
-    try:
-        pid = os.posix_spawn("/bin/sh", argv, kept, file_actions=actions, setsigmask=())
-    finally:
-        os.close(theirs)
-    try:
-        said = _until_end(mine)
-        if said is None:
-            os.kill(pid, 9)
-    finally:
-        os.close(mine)
-    failed = _wait(pid)
+    failed, said = asking.answer(
+        "/bin/sh", argv, kept, seconds=COMMAND_SECONDS, most=MAX_BYTES
+    )  # fmt: skip
     if said is None:
         raise _unreadable(one, f"'{program}' did not end within {COMMAND_SECONDS:.0f} s")
     if failed:
@@ -176,30 +163,6 @@ def _leads_inside(text: str, made: Plan, env: Mapping[str, str]) -> bool:
 def _is_writable(made: Plan, path: str) -> bool:
     """Whether the command could have written a path of the host."""
     return explain.look_up(made, path).level == "rw" or paths.within(path, made.project)
-
-
-def _until_end(fd: int) -> bytes | None:
-    """All that comes, or None if it takes too long or is too much."""
-    said = b""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    deadline = time.monotonic() + COMMAND_SECONDS
-    while poller.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            return said
-        said += chunk
-        if len(said) > MAX_BYTES:
-            return None
-    return None
-
-
-def _wait(pid: int) -> int:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        # A library's host program waits for any child of its own, and has taken it.
-        return 0
 
 
 # --- certificates

@@ -265,6 +265,11 @@ def build(prepared: Prepared, argv: Sequence[str], *, heeded: Sequence[str] = ()
         _check_proxy()
     made, outside = _hand_out(prepared, argv)
     workspace.open_state(facts.state_dir, facts.uid)
+    if made.git_auth is not None:
+        # Only with keys or credentials.
+        from ..launch import gitauth
+
+        gitauth.check(made.git_auth)
     sweeping.sweep(facts.state_dir)
     found = find_tools(prepared)
     reset = found.env if heeded and _sees(made, found.env) else ""

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
-    from ..launch.attendant import Attendant
-    from ..launch.egress import Network
-    from ..launch.instep import InStep
+    from ..launch.helping import Helpers
     from ..launch.keeper import Keeper
     from ..launch.limits import Enforcer
     from ..launch.workspace import Workspace
@@ -67,10 +65,7 @@ class Process:
         space: Workspace,
         enforcer: Enforcer | None,
         keeper: Keeper,
-        network: Network | None,
-        docker: Attendant | None,
-        state: InStep | None,
-        authority: Attendant | None,
+        helpers: Helpers,
         changes: Changes,
         argv: tuple[str, ...],
         plan: Plan,
@@ -81,10 +76,7 @@ class Process:
         self._space: Workspace | None = space
         self._enforcer = enforcer
         self._keeper = keeper
-        self._network = network
-        self._docker = docker
-        self._state = state
-        self._authority = authority
+        self._helpers = helpers
         self._changes = changes
         self.argv = argv
         self.notices = plan.notices
@@ -245,23 +237,18 @@ class Process:
         if self._enforcer is not None:
             self.exceeded = self.exceeded or self._enforcer.exceeded() or ""
             self._enforcer.close()
-        for helper in (self._network, self._docker, self._state, self._authority):
-            if helper is not None:
-                helper.ask()
+        self._helpers.ask()
         self.exceeded = self._keeper.dismiss() or self.exceeded
         self.notices += self._keeper.warnings
-        if self._network is not None:
-            self.network = parse(self._network.finish())
-            self.notices += self._network.warnings
-        if self._docker is not None:
-            self.containers = containers.parse(self._docker.finish())
-            self.notices += self._docker.warnings + containers.warnings(self.containers)
-        if self._state is not None:
-            self._state.finish()
-            self.notices += self._state.warnings
-        if self._authority is not None:
-            self.git = gitlog.parse(self._authority.finish())
-            self.notices += self._authority.warnings + gitlog.notes(self.git)
+        said = self._helpers.finish()
+        if "network" in said:
+            self.network = parse(said["network"])
+        if "docker" in said:
+            self.containers = containers.parse(said["docker"])
+        if "git_auth" in said:
+            self.git = gitlog.parse(said["git_auth"])
+        self.notices += self._helpers.warnings
+        self.notices += containers.warnings(self.containers) + gitlog.notes(self.git)
         self.changes = self._changes.settle()
         sweeping.remove(self._space, keep=False)
         self._space = None

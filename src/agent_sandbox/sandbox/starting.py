@@ -7,18 +7,8 @@ import atexit
 import os
 import subprocess
 
-from ..launch import (
-    descriptors,
-    dockerproxy,
-    egress,
-    execute,
-    finish,
-    gate,
-    gitauth,
-    instep,
-    keeper,
-    sweeping,
-)
+from ..launch import descriptors, execute, finish, gate, keeper, sweeping
+from ..launch.helping import Helpers
 from ..launch.keeper_server import Server
 from ..launch.spawner import spawner
 from .changes import Changes
@@ -29,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO
 
-    from ..launch.attendant import Attendant
     from ..launch.descriptors import Descriptors
     from ..launch.limits import Enforcer
     from .prepare import Built
@@ -60,33 +49,21 @@ class _Starting:
         self._changes = Changes(prepared, self._name)
         self._enforcer: Enforcer | None = None
         self._keeper: keeper.Keeper | None = None
-        self._network: egress.Network | None = None
-        self._docker: Attendant | None = None
-        self._state: instep.InStep | None = None
-        self._authority: Attendant | None = None
+        self._helpers: Helpers | None = None
         self._opened: Descriptors | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
 
     def spawn(
         self, stdin: Stream, stdout: Stream, stderr: Stream
-    ) -> tuple[Descriptors, subprocess.Popen[bytes], keeper.Keeper]:
+    ) -> tuple[Descriptors, subprocess.Popen[bytes], keeper.Keeper, Helpers]:
         """Start the helpers and bwrap, which waits."""
         command, space = self._built.command, self._built.space
         self._enforcer = make_enforcer(self._prepared.plan, self._prepared.facts.uid, space)
         self._keeper = kept = keeper_for(keeper.orders_of(command))
-        self._network = egress.network(command, gate_for)
-        if self._network is not None:
-            self._network.start()
-        self._docker = dockerproxy.filtered(command)
-        if self._docker is not None:
-            self._docker.start()
-        self._state = instep.kept(command)
-        if self._state is not None:
-            self._state.start()
-        self._authority = gitauth.answering(command)
-        if self._authority is not None:
-            self._authority.start()
+        self._helpers = helpers = Helpers(command, gate_for)
+        helpers.start_first()
+        helpers.start()
         opened = descriptors.open_descriptors(command)
         line = descriptors.argument_vector(command, opened)
 
@@ -99,28 +76,25 @@ class _Starting:
         self._popen = spawner().call(start, _end)
         self._opened = opened
         descriptors.close_inherited(opened)
-        return opened, self._popen, kept
+        return opened, self._popen, kept, helpers
 
     def finish(
         self, argv: tuple[str, ...], opened: Descriptors, popen: subprocess.Popen[bytes],
-        kept: keeper.Keeper,
+        kept: keeper.Keeper, helpers: Helpers,
     ) -> Process:  # fmt: skip
         """Wait until the sandbox is finished and checked, and let the command go."""
         status = execute.ChildStatus(opened.status)
         init = status.child(popen.pid)
         process = self._process = Process(
             popen, status=status, init=init, space=self._built.space, enforcer=self._enforcer,
-            keeper=kept, network=self._network, docker=self._docker, state=self._state,
-            authority=self._authority, changes=self._changes,
-            argv=argv, plan=self._prepared.plan,
+            keeper=kept, helpers=helpers, changes=self._changes, argv=argv,
+            plan=self._prepared.plan,
         )  # fmt: skip
         finished = finish.complete(
             self._built.command, init, self._enforcer, kept, self._changes.begin,
-            network=self._network,
+            network=helpers.network,
         )  # fmt: skip
-        for helper in (self._docker, self._state, self._authority):
-            if helper is not None:
-                helper.ready()
+        helpers.ready()
         if not finished and init is not None:
             # Whatever it waits for, it must not go on by itself.
             process.kill()
@@ -138,9 +112,8 @@ class _Starting:
         if self._popen is not None:
             _end(self._popen)
         sweeping.end_orphans(self._name)
-        for helper in (self._network, self._docker, self._state, self._authority):
-            if helper is not None:
-                helper.abandon()
+        if self._helpers is not None:
+            self._helpers.abandon()
         if self._keeper is not None:
             self._keeper.dismiss()
         if self._enforcer is not None:
