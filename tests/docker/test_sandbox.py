@@ -64,6 +64,18 @@ def test_can_run_containers_and_leaves_none(
     assert "allow.create" in log.read_text()
 
 
+def test_can_be_used_by_every_client_that_is_installed(
+    world: World, daemon: Engine, env: dict[str, str]
+) -> None:
+    """Clients differ on the wire: one of a distribution, and one that somebody put before it."""
+    found = [f"{place}/docker" for place in ("/usr/local/bin", "/usr/bin")]
+    clients = [path for path in found if os.access(path, os.X_OK)]
+    script = "; ".join(f"{path} run --rm {IMAGE} echo {path}" for path in clients)
+    done = world.sh(script, *FLAGS, env=env)
+    assert done.stdout.split() == clients, done.stderr
+    assert clients
+
+
 def test_cannot_get_more_than_the_sandbox_has(
     world: World, daemon: Engine, env: dict[str, str]
 ) -> None:

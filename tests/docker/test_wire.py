@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .fake import OWNER, FakeEngine, connect
+from .fake import API, OWNER, FakeEngine, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +195,15 @@ def test_can_tunnel_after_a_switch_and_half_closes_go_through(
     assert rest == b"<to the engine>"
 
 
+def test_an_empty_host_is_a_host(fake: FakeEngine, filtered: Filtered) -> None:
+    """Debian's client 20.10 sends it with requests that become tunnels; the engine gets ours."""
+    answer = talk(filtered.path, b"GET /_ping HTTP/1.1\r\nHost:\r\n\r\n")
+    assert statuses(answer) == [200]
+    two = b"GET /_ping HTTP/1.1\r\nHost:\r\nHost:\r\n\r\n"
+    assert statuses(talk(filtered.path, two)) == [400]
+    assert statuses(talk(filtered.path, b"GET /_ping HTTP/1.1\r\n\r\n")) == [400]
+
+
 def test_cannot_be_switched_without_having_asked(fake: FakeEngine, filtered: Filtered) -> None:
     """101 for a client that wants none is an error of the engine, not a tunnel."""
     echo(fake, SWITCHED)
@@ -262,6 +271,35 @@ def test_an_engine_that_is_not_there_is_an_error(
     answer = talk(filtered.path, b"GET /_ping HTTP/1.1\r\n" + HOST + b"\r\n")
     assert statuses(answer) == [502]
     assert b"does not answer" in answer
+
+
+def test_the_first_answers_say_the_version(
+    fake: FakeEngine, start: Callable[..., Filtered]
+) -> None:
+    """Also to clients that come before the engine has said its own: they would speak 1.24."""
+    asked, may_say = threading.Event(), threading.Event()
+
+    def late(handler: object) -> None:
+        asked.set()
+        assert may_say.wait(20)
+        body = json.dumps({"ApiVersion": API}).encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+        handler.wfile.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)  # type: ignore[attr-defined]
+
+    fake.answers["GET", "/version"] = 0, late
+    filtered = start(fake.path)
+    # A request that is told to go on has been read, and waits for the engine.
+    ping = b"HEAD /_ping HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    with connect(filtered.path) as one, connect(filtered.path) as other:
+        for client in (one, other):
+            client.sendall(ping)
+            assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(b"{}")
+        assert asked.wait(20)
+        may_say.set()
+        answers = [client.recv(65536) for client in (one, other)]
+    assert [statuses(answer) for answer in answers] == [[200], [200]]
+    assert all(f"\r\nApi-Version: {API}\r\n".encode() in answer for answer in answers), answers
 
 
 def test_an_answer_that_breaks_off_is_seen_as_such(fake: FakeEngine, filtered: Filtered) -> None:

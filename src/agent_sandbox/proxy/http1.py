@@ -76,8 +76,11 @@ def head_length(data: bytes) -> int:
     return end + len(END_OF_HEAD) if end >= 0 else 0
 
 
-def parse(head: bytes) -> Request:
-    """A head that `head_length` has measured."""
+def parse(head: bytes, *, nameless: bool = False) -> Request:
+    """A head that `head_length` has measured. `nameless`: on a socket without names, an empty Host.
+
+    RFC 9110 7.2 wants it where the target has no authority, and Docker's client 20.10 sends it.
+    """
     lines = head.removesuffix(END_OF_HEAD).decode("latin-1").split("\r\n")
     if len(lines[0]) > MAX_REQUEST_LINE:
         raise BadRequest(f"the first line is longer than {MAX_REQUEST_LINE} bytes", 414)
@@ -89,7 +92,7 @@ def parse(head: bytes) -> Request:
     sized, length, chunked = _framing(values, version)
     return Request(
         method=method, target=target, version=version, fields=fields,
-        host=_host(values, method, version),
+        host=_host(values, method, version, nameless=nameless),
         sized=sized, length=length, chunked=chunked,
         upgrade=_is_websocket(values, method, version) and not chunked and not length,
     )  # fmt: skip
@@ -132,13 +135,13 @@ def _collect(fields: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
     return found
 
 
-def _host(values: dict[str, list[str]], method: str, version: str) -> str:
+def _host(values: dict[str, list[str]], method: str, version: str, *, nameless: bool) -> str:
     hosts = values.get("host", [])
     if len(hosts) > 1:
         raise BadRequest("more than one Host")
     if not hosts and version == "HTTP/1.1" and method != "CONNECT":
         raise BadRequest("no Host")
-    if hosts and not hosts[0]:
+    if hosts and not hosts[0] and not nameless:
         raise BadRequest("an empty Host")
     return hosts[0] if hosts else ""
 

@@ -35,12 +35,16 @@ MAX_EVENT = 4 << 20
 class Reply:
     """The client's side of one answer."""
 
-    def __init__(self, line: wire.Line, *, method: str, modern: bool, keep: bool, api: str) -> None:
+    def __init__(
+        self, line: wire.Line, *, method: str, modern: bool, keep: bool, api: Callable[[], str]
+    ) -> None:  # fmt: skip
         self.line = line
         self.method = method
         # HTTP/1.1: knows chunks.
         self._modern = modern
         self.keep = keep and modern
+        # Asked when a head is written: the engine says its version while the first requests wait,
+        # and a client that is not told speaks 1.24, where it removes its containers itself.
         self._api = api
         self.begun = False
 
@@ -49,8 +53,8 @@ class Reply:
         said = [f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}"]
         said += [f"{PASSED[name]}: {value}" for name, value in fields.items() if name in PASSED]
         said += ["Server: agent-sandbox", "Builder-Version: 1"]
-        if self._api:
-            said.append(f"Api-Version: {self._api}")
+        if version := self._api():
+            said.append(f"Api-Version: {version}")
         said += [*lines]
         return "\r\n".join([*said, "", ""]).encode("latin-1")
 

@@ -17,7 +17,7 @@ from .desk import MALFORMED, Verdict
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from types import TracebackType
 
     from ...policy.docker.values import Grants, Request, Upstream
@@ -49,7 +49,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, client: wire.Line, request: http1.Request, api: str) -> None:
+    def __init__(self, client: wire.Line, request: http1.Request, api: Callable[[], str]) -> None:
         self.request = request
         self.body = wire.request_body(client, request)
         values = {name.lower(): value for name, value in request.fields}
@@ -110,6 +110,10 @@ class Server:
             task.cancel()
         return not late
 
+    def _api(self) -> str:
+        """The version that is spoken; "" before the engine has said its own."""
+        return self._desk.client.api
+
     async def _client(self, sock: socket.socket) -> None:
         client = wire.Line(sock)
         try:
@@ -129,11 +133,11 @@ class Server:
             head = await client.head()
             if not head:
                 return False
-            request = http1.parse(head)
+            request = http1.parse(head, nameless=True)
         except http1.BadRequest as error:
             await self._malformed(client, error)
             return False
-        exchange = Exchange(client, request, self._desk.client.api)
+        exchange = Exchange(client, request, self._api)
         work = asyncio.ensure_future(self._serve(exchange, left))
         try:
             # A client that hangs up ends its request, wherever it is; a tunnel sees to that itself.
@@ -149,7 +153,7 @@ class Server:
         """Refuse what could not be read. Where it ends is not known, so nothing may follow."""
         verdict = Verdict(rule=MALFORMED, status=error.status, message=f"bad request: {error}")
         self._desk.note(policy.Request(method="", target=""), verdict, error.status)
-        reply = relaying.Reply(client, method="", modern=True, keep=False, api="")
+        reply = relaying.Reply(client, method="", modern=True, keep=False, api=self._api)
         await reply.refuse(error.status, f"{verdict.message} [{MALFORMED}]")
         await _drained(client)
 
