@@ -36,7 +36,11 @@ def answer(
     finally:
         os.close(mine)
     if said is None:
-        os.kill(pid, 9)
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            # It has ended, and been taken; a child of its own keeps the pipe open.
+            return None, None
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
     except ChildProcessError:

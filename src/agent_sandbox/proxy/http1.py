@@ -79,7 +79,7 @@ def head_length(data: bytes) -> int:
 def parse(head: bytes, *, nameless: bool = False) -> Request:
     """A head that `head_length` has measured. `nameless`: on a socket without names, an empty Host.
 
-    RFC 9110 7.2 wants it where the target has no authority, and Docker's client 20.10 sends it.
+    RFC 9112 3.2 wants it where the target has no authority, and Docker's client 20.10 sends it.
     """
     lines = head.removesuffix(END_OF_HEAD).decode("latin-1").split("\r\n")
     if len(lines[0]) > MAX_REQUEST_LINE:
