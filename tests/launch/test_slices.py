@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import threading
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent_sandbox.errors import HostError
-from agent_sandbox.launch import hierarchy, slices
+from agent_sandbox.launch import cgroups, hierarchy, slices
 from agent_sandbox.launch.enforcement import Machine
 from agent_sandbox.policy.model import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LIMITS = Limits(memory=64 << 20, pids=10, cpus=0.5)
@@ -140,3 +141,96 @@ def test_frozen_processes_stand_still(groups: slices.Slices) -> None:
 def _memberships(process: str) -> str:
     with open(f"/proc/{process}/cgroup", encoding="ascii") as file:
         return file.read()
+
+
+# --- others who sweep at the same moment
+
+
+class Rival:
+    """Another program's sweep, at a chosen call of ours, so that nothing depends on luck."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self._monkeypatch = monkeypatch
+        self._left = times
+        self.swept: list[str] = []
+
+    def sweep(self, path: str) -> None:
+        """What is there and not locked goes, as often as was said."""
+        if self._left:
+            self._left -= 1
+            cgroups.sweep(os.path.dirname(path))
+            if not os.path.exists(path):
+                self.swept.append(path)
+
+    def after_mkdir(self) -> None:
+        """Before the group is opened."""
+        mkdir = os.mkdir
+
+        def made(path: str, *rest: int) -> None:
+            mkdir(path, *rest)
+            self.sweep(path)
+
+        self._monkeypatch.setattr(os, "mkdir", made)
+
+    def before_lock(self) -> None:
+        """When it is open already."""
+        flock = fcntl.flock
+
+        def locked(fd: int, operation: int) -> None:
+            if operation == fcntl.LOCK_SH:
+                self.sweep(os.readlink(f"/proc/self/fd/{fd}"))
+            flock(fd, operation)
+
+        self._monkeypatch.setattr(fcntl, "flock", locked)
+
+
+MOMENTS = (Rival.after_mkdir, Rival.before_lock)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_groups_that_are_swept_before_they_are_locked_are_made_again(
+    groups: slices.Slices, monkeypatch: pytest.MonkeyPatch, moment: Callable[[Rival], None]
+) -> None:
+    """On the real kernel. The control is that the sweep does remove a group at that moment."""
+    del groups
+    rival = Rival(monkeypatch, times=2)
+    moment(rival)
+    made = slices.Slices(f"test-{os.getpid()}-{os.urandom(4).hex()}")
+    monkeypatch.undo()
+    try:
+        assert len(rival.swept) == 2
+        assert not made.reason
+        assert rival.swept[0] in made.tops.values()
+        # From here on nobody takes them away, though they are empty.
+        for top in made.tops.values():
+            cgroups.sweep(os.path.dirname(top))
+        group = made.take(LIMITS)
+        assert all(map(os.path.isdir, group.paths))
+        group.close()
+    finally:
+        made.close()
+
+
+def test_a_late_sweep_does_not_remove_what_was_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is on a group that is gone; the one with that name is another's, and alive."""
+    path = f"{tmp_path}/{cgroups.PREFIX}x"
+    os.mkdir(path)
+    flock = fcntl.flock
+    made: list[int] = []
+
+    def late(fd: int, operation: int) -> None:
+        if not made and operation & fcntl.LOCK_EX:
+            os.rmdir(path)
+            made.append(-1)
+            made[:] = [cgroups.claim(path)]
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    cgroups.sweep(str(tmp_path))
+    assert os.path.isdir(path)
+    # The control: when its maker is gone, it goes too.
+    os.close(made[0])
+    cgroups.sweep(str(tmp_path))
+    assert not os.path.exists(path)

@@ -174,13 +174,16 @@ def _delegated(path: str) -> bool:
 
 
 def _alone(group: str, machine: Machine) -> bool:
-    # Twice: a process that ended meanwhile looks like a stranger once.
-    return not (_strangers(group, machine) & _strangers(group, machine))
+    # One stranger is enough: a busy host has thousands of them in the group that all begin in.
+    for pid in _members(group):
+        # One that ended meanwhile looks like a stranger, but is not in the group any more.
+        if not _is_ours(int(pid), machine) and pid in _members(group):
+            return False
+    return True
 
 
-def _strangers(group: str, machine: Machine) -> set[str]:
-    pids = read(f"{group}/cgroup.procs").split()
-    return {pid for pid in pids if not _is_ours(int(pid), machine)}
+def _members(group: str) -> list[str]:
+    return read(f"{group}/cgroup.procs").split()
 
 
 def _is_ours(pid: int, machine: Machine) -> bool:
@@ -238,24 +241,44 @@ def legacy(
 def _make(group: Group) -> int:
     """Make a group and its leaf; the lock tells later runs that its owner lives."""
     sweep(os.path.dirname(group.path))
+    lock = claim(group.path)
+    try:
+        os.mkdir(f"{group.path}/{LEAF}")
+    except OSError:
+        os.close(lock)
+        remove(group.path, seconds=0)
+        raise
+    return lock
+
+
+def claim(path: str) -> int:
+    """Make a group and lock it, so that no sweep takes it for a dead run's.
+
+    A sweep can be faster than the lock. But it removes only what it has locked alone, and what is
+    still where it was: who has the lock and still finds the group has it for good.
+    """
     while True:
-        os.mkdir(group.path)
+        os.mkdir(path)
         try:
-            lock = os.open(group.path, DIRECTORY)
+            lock = os.open(path, DIRECTORY)
         except FileNotFoundError:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            os.mkdir(f"{group.path}/{LEAF}")
-        except FileNotFoundError:
-            # Another run's sweep was faster than our lock.
+            if _is_at(lock, path):
+                return lock
+        except BaseException:
             os.close(lock)
-            continue
-        except OSError:
-            os.close(lock)
-            remove(group.path, seconds=0)
             raise
-        return lock
+        os.close(lock)
+
+
+def _is_at(directory: int, path: str) -> bool:
+    """Whether an open directory is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(directory), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def write_down(record: str, paths: Sequence[str]) -> None:
@@ -294,7 +317,9 @@ def sweep(base: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(f"{base}/{name}", seconds=0)
+            # Another sweep may have removed it meanwhile, and its maker have made it again.
+            if _is_at(lock, f"{base}/{name}"):
+                remove(f"{base}/{name}", seconds=0)
         except BlockingIOError:
             pass
         finally:

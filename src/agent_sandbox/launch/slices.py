@@ -8,7 +8,6 @@ was killed (`cgroups`, the sweep). A group that is empty again serves the next s
 from __future__ import annotations
 
 import _thread
-import fcntl
 import os
 
 from ..errors import HostError, reason
@@ -50,7 +49,8 @@ class Slices:
 
     def __init__(self, name: str, machine: Machine = HERE) -> None:
         self._name = cgroups.PREFIX + name
-        self._locks: list[int] = []
+        # Our groups at the top. The locks let others know that they are in use.
+        self._locks: dict[str, int] = {}
         self._spare: dict[Limits, list[str]] = {}
         self._made = 0
         self._turn = _thread.allocate_lock()
@@ -64,8 +64,6 @@ class Slices:
         why = self._unified(trees, machine) and self._legacy(trees)
         if why:
             self.reason = why
-        else:
-            self._lock()
 
     @property
     def kept(self) -> frozenset[str]:
@@ -95,9 +93,10 @@ class Slices:
                 cgroups.enable(base, wanted)
             cgroups.sweep(base)
             top = f"{base}/{self._name}"
-            os.mkdir(top)
+            self._locks[top] = cgroups.claim(top)
             cgroups.enable(top, wanted)
         except OSError as error:
+            self.close()
             return f"cgroup v2: cannot use '{error.filename or base}': {reason(error)}"
         self.version = 2
         self.tops = dict.fromkeys((*wanted, FREEZER), top)
@@ -111,22 +110,15 @@ class Slices:
                 continue
             top = f"{tree.own}/{self._name}"
             try:
-                if top not in self.tops.values():
+                if top not in self._locks:
                     cgroups.sweep(tree.own)
-                    os.mkdir(top)
+                    self._locks[top] = cgroups.claim(top)
             except OSError as error:
                 why = f"cgroup v1: cannot use '{tree.own}': {reason(error)}"
                 continue
             self.tops[controller] = top
         self.version = 1
         return "" if self.tops else why
-
-    def _lock(self) -> None:
-        """Let others know that our groups are in use."""
-        for top in set(self.tops.values()):
-            fd = os.open(top, cgroups.DIRECTORY)
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            self._locks.append(fd)
 
     def take(self, limits: Limits) -> Slice:
         """A group with these limits. What they ask for must be in `kept`."""
@@ -158,11 +150,10 @@ class Slices:
     def close(self) -> None:
         """Remove everything."""
         self._spare = {}
-        for top in set(self.tops.values()):
+        for top, lock in self._locks.items():
             cgroups.remove(top, seconds=cgroups.REMOVE_SECONDS)
-        for lock in self._locks:
             os.close(lock)
-        self._locks, self.tops = [], {}
+        self._locks, self.tops = {}, {}
 
 
 class Slice(Enforcer):
