@@ -26,6 +26,7 @@ from agent_sandbox.policy import (  # noqa: E402
     settings,
     toolchains,
 )
+from agent_sandbox.service.backend import kube_settings  # noqa: E402
 
 KINDS = {
     settings.CHOICE: "one of the values",
@@ -198,6 +199,15 @@ def verb_table() -> list[str]:
     return lines
 
 
+def kubernetes_settings() -> list[str]:
+    """The settings of the kubernetes backend."""
+    rows = [
+        f"| `{row.variable}` | {cell(row.default)} | {cell(row.help)} |"
+        for row in kube_settings.TABLE
+    ]
+    return ["| variable | default | meaning |", "|---|---|---|", *rows]
+
+
 PARTS = {
     "flags": flag_table,
     "keys": key_table,
@@ -208,6 +218,7 @@ PARTS = {
     "secrets": secret_paths,
     "sockets": sockets,
     "verbs": verb_table,
+    "kubernetes": kubernetes_settings,
 }
 
 

@@ -21,6 +21,7 @@ import pytest
 from agent_sandbox.cli import completion, ctl, remote, remote_options
 from agent_sandbox.cli.remote_copying import place
 from agent_sandbox.cli.remote_options import parse
+from agent_sandbox.client import values
 from agent_sandbox.errors import UsageError
 from conftest import As
 from service.conftest import Team, _root_team, _user_team, one, serve, team  # noqa: F401
@@ -42,6 +43,7 @@ from service.conftest import Team, _root_team, _user_team, one, serve, team  # n
         ("run --env=A=b --env C= true", "run", {"--env": {"A": "b", "C": ""}}, "true"),
         ("run --allow a --allow b true", "run", {"--allow": ["a", "b"]}, "true"),
         ("run --timeout 1.5 --pids 9 x", "run", {"--timeout": 1.5, "--pids": 9}, "x"),
+        ("run --retry true", "run", {"--retry": True}, "true"),
         ("cp - sbx-1:x", "cp", {}, "- sbx-1:x"),
         ("shell", "shell", {}, ""),
         ("shell sbx-1 ls -l", "shell", {}, "sbx-1 ls -l"),
@@ -52,6 +54,20 @@ def test_words_are_understood(
 ) -> None:
     found = parse(words.split())
     assert (found.action, found.values, " ".join(found.words)) == (action, values, rest)
+
+
+@pytest.mark.parametrize("other", ["--tty", "--interactive"])
+def test_input_that_comes_later_excludes_a_second_start(other: str) -> None:
+    client: Any = None
+    with pytest.raises(UsageError, match=f"--retry and {other}"):
+        remote.run(client, parse(["run", "--retry", other, "true"]))
+
+
+def test_a_lost_command_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = values.result({"execId": "exc-1", "state": "Lost", "exitCode": None, "timedOut": True,
+                          "error": "the node is gone"})  # fmt: skip
+    assert remote.ended(lost, parse(["run", "true"])) == 125
+    assert "the command was lost: the node is gone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,22 @@ def test_an_error_in_a_stream_is_raised() -> None:
 
 def test_a_kind_of_event_that_is_not_known_is_passed_over() -> None:
     assert Following("exc-1").feed(encode("later", "{}", "9")) == []
+
+
+def test_output_of_a_start_that_was_lost_is_forgotten() -> None:
+    following, output = Following("exc-1"), Output()
+    sent = (
+        ("stdout", {"data": "first"}, "10"),
+        ("retry", {"execId": "exc-1", "attempts": 2, "state": "Running"}, "10"),
+        ("stdout", {"data": "second"}, "21"),
+        ("exit", {"execId": "exc-1", "exitCode": 0, "state": "Exited", "attempts": 2}, "21"),
+    )
+    kinds = []
+    for kind, data, name in sent:
+        for event in following.feed(encode(kind, json.dumps(data), name)):
+            kinds.append(event.kind)
+            output.take(event)
+    assert kinds == [kind for kind, _, _ in sent]
+    assert following.result is not None
+    result = output.complete(following.result)
+    assert (result.stdout, result.attempts) == ("second", 2)

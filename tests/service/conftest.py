@@ -17,6 +17,15 @@ import pytest
 
 from conftest import IS_ROOT, As
 
+from .postgres import (  # noqa: F401 - fixtures
+    database,
+    either,
+    own_postgres,
+    postgres,
+    sited,
+    state_store,
+)
+
 READY = re.compile(r"serving on (.*)")
 START_SECONDS, STOP_SECONDS = 30, 30
 # Enough for tests that send much at once.

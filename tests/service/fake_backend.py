@@ -19,11 +19,13 @@ from agent_sandbox.service.backend.interface import (
     Start,
     Support,
     Terminal,
+    Warm,
 )
 from agent_sandbox.service.problems import Problem
 from agent_sandbox.service.values import Resources, Sandbox
 
 Sink = Callable[[int, bytes], None]
+Lost = Callable[[str, str], None]
 CHUNK = 64 * 1024
 ENFORCED = {"memory": "cgroup", "cpus": "cgroup", "pids": "cgroup", "disk": "server"}
 
@@ -228,10 +230,15 @@ class FakeBox:
         self.paused = False
 
 
+def _unheard(sandbox: str, reason: str) -> None:
+    raise AssertionError(f"nobody wants to know that {sandbox} is lost: {reason}")
+
+
 class FakeBackend:
     """The backend. It outlives services, as a machine does."""
 
     name = "fake"
+    shared = False
 
     def __init__(self, support: Support | None = None) -> None:
         self.support = support or Support(
@@ -244,9 +251,20 @@ class FakeBackend:
         self.before: dict[str, Callable[[], Awaitable[None]]] = {}
         self.most_running = 0
         self.closed = False
+        # What `create` says of each sandbox, and the numbers for metrics.
+        self.keeps: dict[str, str] = {}
+        self.numbers: dict[str, float] = {}
+        self.reconcile_seconds = 0.0
+        # What the service has asked to be told of, and to have ready.
+        self.lost: Lost = _unheard
+        self.wanted: tuple[Warm, ...] | None = None
+        self.known: list[frozenset[str]] = []
 
     async def _call(self, verb: str, id: str) -> None:
         self.calls.append((verb, id))
+        await self._hook(verb)
+
+    async def _hook(self, verb: str) -> None:
         if verb in self.before:
             await self.before[verb]()
 
@@ -264,10 +282,11 @@ class FakeBackend:
             raise Problem("UNSUPPORTED", "no images")
         return f"sha256:{image}"
 
-    async def create(self, sandbox: Sandbox) -> None:
+    async def create(self, sandbox: Sandbox) -> Mapping[str, str]:
         await self._call("create", sandbox.id)
         assert sandbox.id not in self.boxes
         self.boxes[sandbox.id] = FakeBox(sandbox)
+        return self.keeps
 
     async def delete(self, sandbox: Sandbox) -> None:
         await self._call("delete", sandbox.id)
@@ -309,11 +328,30 @@ class FakeBackend:
         )
 
     async def reconcile(self, known: Mapping[str, Sandbox]) -> frozenset[str]:
+        self.known.append(frozenset(known))
+        await self._hook("reconcile")
         for gone in set(self.boxes) - set(known):
             del self.boxes[gone]
-        for box in self.boxes.values():
-            await self._end(box)
+        if len(self.known) == 1:
+            for box in self.boxes.values():
+                await self._end(box)
         return frozenset(self.boxes)
+
+    def attend(self, lost: Lost) -> None:
+        self.lost = lost
+        # A service starts: what runs is an earlier one's.
+        self.known.clear()
+
+    async def prepare(self, wanted: tuple[Warm, ...]) -> None:
+        await self._hook("prepare")
+        self.wanted = wanted
+
+    async def renewed(self, sandbox: Sandbox) -> None:
+        await self._call("renewed", sandbox.id)
+        self.boxes[sandbox.id].sandbox = sandbox
+
+    def gauges(self) -> Mapping[str, float]:
+        return self.numbers
 
     async def close(self) -> None:
         self.closed = True

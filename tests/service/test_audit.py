@@ -5,22 +5,31 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.service.audit import Audit, lines, places, prune, read
 from agent_sandbox.service.problems import Problem
+from agent_sandbox.service.store_address import Database
 from agent_sandbox.service.values import Agent
 
-from .audit_trails import AGENT, Clock, findings, logs, make, split, write
+from .audit_trails import AGENT, Clock, Desk, findings, logs, make, split, write
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+@pytest.fixture
+def desk(either: Database | None, tmp_path: Path) -> Iterator[Desk]:
+    """A trail of either kind."""
+    made = Desk(tmp_path / "audit", either)
+    yield made
+    made.close()
 
 
 def records(trail: Path) -> list[dict[str, object]]:
@@ -30,8 +39,8 @@ def records(trail: Path) -> list[dict[str, object]]:
 # --- one line
 
 
-def test_a_line_says_who_did_what_and_how_it_was_decided(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit"), clock=lambda: 1_700_000_000.25)
+def test_a_line_says_who_did_what_and_how_it_was_decided(desk: Desk) -> None:
+    audit = desk.open(clock=lambda: 1_700_000_000.25)
     seq = audit.write(
         AGENT, "exec.end", target="exc-aaaa", decision="deny", rule="limits.max_memory",
         reason="too much", request={"cmd": ["echo", "hi"], "cwd": "/workspace"},
@@ -39,7 +48,7 @@ def test_a_line_says_who_did_what_and_how_it_was_decided(tmp_path: Path) -> None
         request_id="req_1",
     )  # fmt: skip
     assert seq == audit.seq == 1
-    record = records(tmp_path / "audit")[0]
+    record = desk.records()[0]
     digest = record.pop("hash")
     assert record == {
         "v": 1, "ts": "2023-11-14T22:13:20.250Z", "seq": 1, "prev": "0" * 64, "requestId": "req_1",
@@ -56,9 +65,9 @@ def test_a_line_says_who_did_what_and_how_it_was_decided(tmp_path: Path) -> None
     assert audit.head == f"1:{digest}"
 
 
-def test_what_is_empty_is_left_out(tmp_path: Path) -> None:
-    Audit(str(tmp_path / "audit")).write(None, "sandbox.expire", target={"type": "x", "id": "y"})
-    record = records(tmp_path / "audit")[0]
+def test_what_is_empty_is_left_out(desk: Desk) -> None:
+    desk.open().write(None, "sandbox.expire", target={"type": "x", "id": "y"})
+    record = desk.records()[0]
     assert set(record) == {"v", "ts", "seq", "prev", "action", "target", "decision", "hash"}
     assert record["target"] == {"type": "x", "id": "y"}
 
@@ -66,27 +75,28 @@ def test_what_is_empty_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["\n", "\r\n", "\u2028", "\0", "\x1b[2J", "\ud800", '","hash":"' + "0" * 64 + '"}\n']
 )
-def test_no_text_can_break_out_of_its_line(tmp_path: Path, text: str) -> None:
-    audit = Audit(str(tmp_path / "audit"))
+def test_no_text_can_break_out_of_its_line(desk: Desk, text: str) -> None:
+    audit = desk.open()
     agent = Agent(name=text, key=text, scopes=frozenset(), address=text)
     audit.write(agent, text, target=text, rule=text, reason=text, request={text: [text]},
                 result={"x": text}, request_id=text)  # fmt: skip
-    raw = logs(tmp_path / "audit")[0].read_bytes()
+    raw = b"".join(desk.raw())
     assert raw.count(b"\n") == 1
     assert all(32 <= byte < 127 for byte in raw[:-1])
     assert json.loads(raw)["actor"]["agent"] == text
-    assert findings(tmp_path / "audit") == []
+    assert desk.findings() == []
 
 
-def test_each_line_hangs_on_the_one_before(tmp_path: Path) -> None:
-    found = records(make(tmp_path / "audit"))
+def test_each_line_hangs_on_the_one_before(desk: Desk) -> None:
+    desk.make()
+    found = desk.records()
     assert [record["seq"] for record in found] == list(range(1, 13))
     for before, after in itertools.pairwise(found):
         assert after["prev"] == before["hash"]
 
 
-def test_values_that_are_no_json_do_not_stop_a_line(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit"))
+def test_values_that_are_no_json_do_not_stop_a_line(desk: Desk) -> None:
+    audit = desk.open()
     deep: object = "x"
     for _ in range(2000):
         deep = [deep]
@@ -94,18 +104,18 @@ def test_values_that_are_no_json_do_not_stop_a_line(tmp_path: Path) -> None:
         "a": float("inf"), "b": float("nan"), "c": object(), "d": b"bytes", "e": deep,
         "f": {1: 2}, "g": {"h": {"i": {"j": {"k": {"l": 1}}}}},
     })  # fmt: skip
-    assert findings(tmp_path / "audit") == []
+    assert desk.findings() == []
 
 
-def test_a_line_stays_small_whatever_an_agent_sends(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit"))
+def test_a_line_stays_small_whatever_an_agent_sends(desk: Desk) -> None:
+    audit = desk.open()
     audit.write(
         AGENT, "exec.start", reason="r" * 10**6, target="t" * 10**6,
         request={"cmd": ["x" * 10**6] * 1000, "cwd": "c" * 10**6, "many": list(range(10**5)),
                  **{f"k{number}": "v" * 10**4 for number in range(1000)}},
     )  # fmt: skip
-    assert logs(tmp_path / "audit")[0].stat().st_size < 400_000
-    assert findings(tmp_path / "audit") == []
+    assert len(desk.raw()[0]) < 400_000
+    assert desk.findings() == []
 
 
 def test_a_line_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None:
@@ -123,8 +133,8 @@ def test_a_line_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None
 # --- several writers
 
 
-def test_threads_may_write_at_once(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit"), rotate_bytes=20_000)
+def test_threads_may_write_at_once(desk: Desk) -> None:
+    audit = desk.open(rotate_bytes=20_000)
     threads = [
         threading.Thread(target=lambda: [write(audit, number) for number in range(100)])
         for _ in range(4)
@@ -133,8 +143,8 @@ def test_threads_may_write_at_once(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(records(tmp_path / "audit")) == 400
-    assert findings(tmp_path / "audit") == []
+    assert len(desk.records()) == 400
+    assert desk.findings() == []
 
 
 SCRIPT = """
@@ -194,71 +204,69 @@ def test_a_stuck_lock_is_a_problem_and_not_a_hang(
 # --- rotation
 
 
-def test_files_change_and_the_chain_goes_on(tmp_path: Path) -> None:
-    trail = make(tmp_path / "audit", lines=50, rotate_bytes=1500)
-    assert len(logs(trail)) > 10
-    assert all(path.stat().st_size <= 1500 for path in logs(trail))
-    assert findings(trail) == []
+def test_files_change_and_the_chain_goes_on(desk: Desk) -> None:
+    desk.make(lines=50, rotate_bytes=1500)
+    assert len(desk.files()) > 10
+    assert all(len(b"".join(lines)) <= 1500 for lines in desk.files().values())
+    assert desk.findings() == []
     # And over restarts.
     for number in range(5):
-        audit = Audit(str(trail), rotate_bytes=1500)
+        audit = desk.open(rotate_bytes=1500)
         write(audit, number)
-        audit.close()
-    assert [record["seq"] for record in records(trail)] == list(range(1, 56))
-    assert findings(trail) == []
+    assert [record["seq"] for record in desk.records()] == list(range(1, 56))
+    assert desk.findings() == []
 
 
-def test_a_line_that_is_larger_than_a_file_has_one_of_its_own(tmp_path: Path) -> None:
-    trail = make(tmp_path / "audit", lines=3, rotate_bytes=10)
-    assert [len(split(path)) for path in logs(trail)] == [1, 1, 1]
-    assert findings(trail) == []
+def test_a_line_that_is_larger_than_a_file_has_one_of_its_own(desk: Desk) -> None:
+    desk.make(lines=3, rotate_bytes=10)
+    assert [len(lines) for lines in desk.files().values()] == [1, 1, 1]
+    assert desk.findings() == []
 
 
-def test_old_files_are_removed_and_the_rest_verifies(tmp_path: Path) -> None:
-    trail = make(tmp_path / "audit", lines=40, rotate_bytes=2000)
-    before = logs(trail)
-    boundary = json.loads(split(before[3])[-1])["ts"]
-    audit = Audit(str(trail), rotate_bytes=2000, clock=Clock(1_800_000_000.0))
+def test_old_files_are_removed_and_the_rest_verifies(desk: Desk) -> None:
+    desk.make(lines=40, rotate_bytes=2000)
+    before = list(desk.files())
+    boundary = json.loads(desk.files()[before[3]][-1])["ts"]
+    audit = desk.open(rotate_bytes=2000, clock=Clock(1_800_000_000.0))
     removed = prune.prune(audit, AGENT, read.moment(boundary, 0.0))
-    assert removed == [path.name for path in before[:3]]
-    assert findings(trail) == []
+    assert removed == before[:3]
+    assert desk.findings() == []
     write(audit, 1)
     # Again, with more.
     removed += prune.prune(audit, AGENT, 1_750_000_000.0)
-    assert removed == [path.name for path in before]
-    assert findings(trail) == []
+    assert removed == before
+    assert desk.findings() == []
     # The newest file stays, however old it is.
     prune.prune(audit, AGENT, 1e10)
-    assert logs(trail)
-    assert findings(trail) == []
-    audit.close()
-    Audit(str(trail)).close()
-    assert findings(trail) == []
+    assert desk.files()
+    assert desk.findings() == []
+    desk.open()
+    assert desk.findings() == []
 
 
 @pytest.mark.parametrize("unlinked", [0, 1, 2, 3])
 def test_a_pruning_that_was_killed_leaves_a_whole_trail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlinked: int
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, unlinked: int
 ) -> None:
-    trail = make(tmp_path / "audit", lines=40, rotate_bytes=2000)
-    audit = Audit(str(trail), rotate_bytes=2000)
+    desk.make(lines=40, rotate_bytes=2000)
+    audit = desk.open(rotate_bytes=2000)
     left = unlinked
-    unlink = os.unlink
+    remove = audit.remove
 
-    def killed(path: str) -> None:
+    def killed(number: int) -> None:
         nonlocal left
         if left == 0:
             raise KeyboardInterrupt
         left -= 1
-        unlink(path)
+        remove(number)
 
-    monkeypatch.setattr(os, "unlink", killed)
+    monkeypatch.setattr(audit, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
         prune.prune(audit, AGENT, 1_750_000_000.0)
     monkeypatch.undo()
-    assert findings(trail) == []
+    assert desk.findings() == []
     prune.prune(audit, AGENT, 1_750_000_000.0)
-    assert findings(trail) == []
+    assert desk.findings() == []
 
 
 def test_cannot_pass_off_a_removed_file_as_pruned(tmp_path: Path) -> None:
@@ -275,8 +283,8 @@ def test_cannot_pass_off_a_removed_file_as_pruned(tmp_path: Path) -> None:
 # --- reading
 
 
-def test_the_newest_lines_come_first_and_are_filtered(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit"), rotate_bytes=2000, clock=Clock())
+def test_the_newest_lines_come_first_and_are_filtered(desk: Desk) -> None:
+    audit = desk.open(rotate_bytes=2000, clock=Clock())
     for number in range(30):
         agent = AGENT.replace(name=f"w{number % 3}")
         action = ("exec.start", "exec.end", "executive")[number % 3]
@@ -285,7 +293,7 @@ def test_the_newest_lines_come_first_and_are_filtered(tmp_path: Path) -> None:
 
     def seqs(limit: int = 100, **wanted: object) -> list[int]:
         wish = read.Filter().replace(**wanted)
-        return [record["seq"] for record in read.newest(audit.directory, wish, limit)]
+        return [record["seq"] for record in read.newest(audit, wish, limit)]
 
     assert seqs() == list(range(30, 0, -1))
     assert seqs(limit=3) == [30, 29, 28]
@@ -297,24 +305,23 @@ def test_the_newest_lines_come_first_and_are_filtered(tmp_path: Path) -> None:
     assert seqs(target="exc-4") == [5]
     assert seqs(since=1_700_000_010.0, until=1_700_000_011.0) == [21, 20]
     assert seqs(after=28) == [30, 29]
-    in_order = [r["seq"] for _, r in read.in_order(audit.directory, read.Filter(agent="w0"))]
+    in_order = [r["seq"] for _, r in read.in_order(audit, read.Filter(agent="w0"))]
     assert in_order == list(range(1, 31, 3))
 
 
 def test_lines_longer_than_a_block_are_read_backwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "BLOCK", 100)
+    monkeypatch.setattr(places, "BLOCK", 100)
     trail = make(tmp_path / "audit", lines=20)
     found = read.newest(str(trail), read.Filter(), 100)
     assert [record["seq"] for record in found] == list(range(20, 0, -1))
 
 
-def test_new_lines_are_followed_over_files(tmp_path: Path) -> None:
-    trail = make(tmp_path / "audit")
-    follower = read.Follower(str(trail))
+def test_new_lines_are_followed_over_files(desk: Desk) -> None:
+    follower = read.Follower(desk.make())
     assert follower.new(read.Filter()) == []
-    audit = Audit(str(trail), rotate_bytes=1500)
+    audit = desk.open(rotate_bytes=1500)
     for number in range(10):
         write(audit, number)
         assert [r["seq"] for r in follower.new(read.Filter())] == [13 + number]

@@ -22,7 +22,7 @@ import pytest
 
 from agent_sandbox.launch import flood, syscalls
 from agent_sandbox.sandbox import owned
-from agent_sandbox.service.backend import tree
+from agent_sandbox.service.backend import tree, tree_steps
 from conftest import IS_ROOT, As
 
 from .conftest import Serve, Served, Team
@@ -204,9 +204,9 @@ def test_empty_files_and_second_names_weigh_something(tmp_path: Path) -> None:
         (tmp_path / f"e{number}").touch()
     # The control: for the file system they are nothing.
     blocks = sum(path.lstat().st_blocks for path in tmp_path.iterdir())
-    assert blocks * 512 < 1000 * tree.NAME_BYTES
+    assert blocks * 512 < 1000 * tree_steps.NAME_BYTES
     weight = tree.disk_usage(str(tmp_path))
-    assert weight >= 1000 * (tree.NAME_BYTES + tree.FILE_BYTES)
+    assert weight >= 1000 * (tree_steps.NAME_BYTES + tree_steps.FILE_BYTES)
     assert tree.disk_usage(str(tmp_path), 10_000) < 20_000
 
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import HostError
-from agent_sandbox.service import store_rows
+from agent_sandbox.service import store_address, store_rows
 from agent_sandbox.service.problems import Problem
+from agent_sandbox.service.state import State
 from agent_sandbox.service.store import MIGRATIONS, Store
 from agent_sandbox.service.values import EXITED, RUNNING, Execution, Network, Resources, Sandbox
 
@@ -24,7 +25,14 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(state_store: State) -> State:
+    """Of either kind."""
+    return state_store
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Store]:
+    """SQLite, where the file is what matters."""
     found = Store(str(tmp_path / "data"))
     yield found
     found.close()
@@ -78,7 +86,7 @@ def test_fields_of_a_later_version_are_left_out() -> None:
     assert store_rows.sandbox_of(text[:-1] + ',"later":1}') == sandbox(1)
 
 
-def test_a_row_is_replaced_and_removed(store: Store) -> None:
+def test_a_row_is_replaced_and_removed(store: State) -> None:
     store.put_sandbox(sandbox(1))
     store.put_sandbox(sandbox(1, state="Paused"))
     found = store.get_sandbox("sbx-001")
@@ -91,16 +99,37 @@ def test_a_row_is_replaced_and_removed(store: Store) -> None:
     assert store.count_sandboxes() == 0
 
 
-def test_half_a_character_is_not_found_and_no_crash(store: Store) -> None:
-    """A lone surrogate can come in by JSON; SQLite cannot take it."""
-    assert store.get_sandbox("\ud800") is None
-    assert store.get_execution("\ud800") is None
-    assert store.idempotent("worker", "\ud800") is None
-    assert store.sandboxes(metadata={"\ud800": "x"}) == []
-    assert store.sandboxes(owner="\ud800") == []
+def test_half_a_character_is_not_found_and_no_crash(store: State) -> None:
+    """A lone surrogate or a NUL can come in by JSON; no database takes the first."""
+    for text in ("\ud800", "x\0", "\0"):
+        assert store.get_sandbox(text) is None
+        assert store.get_execution(text) is None
+        assert store.idempotent("worker", text) is None
+        assert store.sandboxes(metadata={text: "x"}) == []
+        assert store.sandboxes(owner=text) == []
+    store.put_sandbox(sandbox(1, metadata={"j": "x\0"}, env={"A": "\0"}, reason="\ud800"))
+    assert store.get_sandbox("sbx-001") == sandbox(
+        1, metadata={"j": "x\0"}, env={"A": "\0"}, reason="\ud800"
+    )
+    # What one agent has put in does not spoil the list of another.
+    store.put_sandbox(sandbox(2, metadata={"k": "x"}))
+    assert [one.id for one in store.sandboxes(metadata={"k": "x"})] == ["sbx-002"]
 
 
 # --- lists
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def pages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[State]:
+    """One store for many examples."""
+    given = None
+    if request.param == "postgres":
+        given = store_address.read(request.getfixturevalue("postgres").new(), "test")
+    made = store_address.open_state(str(tmp_path_factory.mktemp("pages") / "data"), given)
+    yield made
+    made.close()
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,30 +139,31 @@ def test_half_a_character_is_not_found_and_no_crash(store: Store) -> None:
     newest=st.booleans(),
 )
 def test_pages_are_the_whole_list_in_order(
-    tmp_path_factory: pytest.TempPathFactory, moments: list[float], limit: int, newest: bool
+    pages: State, moments: list[float], limit: int, newest: bool
 ) -> None:
     """Also where many were made in the same moment, and from either end."""
-    store = Store(str(tmp_path_factory.mktemp("pages") / "data"))
+    with pages.transaction():
+        for table in ("sandboxes", "executions"):
+            pages.change(f"DELETE FROM {table}")
     made = [sandbox(number, created=at) for number, at in enumerate(moments)]
     for one in made[::2] + made[1::2]:
-        store.put_sandbox(one)
+        pages.put_sandbox(one)
     found: list[Sandbox] = []
     after = None
-    while page := store.sandboxes(after=after, limit=limit, newest=newest):
+    while page := pages.sandboxes(after=after, limit=limit, newest=newest):
         found += page
         after = store_rows.cursor(page[-1].created, page[-1].id)
-    store.close()
     assert found == sorted(made, key=lambda one: (one.created, one.id), reverse=newest)
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", "%%%", "bmFuIHg", "aW5mIHg", "é", "1" * 3000])
-def test_a_cursor_that_is_not_ours_is_the_clients_mistake(store: Store, text: str) -> None:
+def test_a_cursor_that_is_not_ours_is_the_clients_mistake(store: State, text: str) -> None:
     with pytest.raises(Problem) as caught:
         store.sandboxes(after=text)
     assert (caught.value.code, caught.value.field) == ("INVALID", "cursor")
 
 
-def test_lists_are_filtered(store: Store) -> None:
+def test_lists_are_filtered(store: State) -> None:
     store.put_sandbox(sandbox(1, metadata={"team": "a", 'q"': "$.x"}))
     store.put_sandbox(sandbox(2, owner="other", metadata={"team": "a"}))
     store.put_sandbox(sandbox(3, state="Paused"))
@@ -153,7 +183,7 @@ def test_lists_are_filtered(store: Store) -> None:
 
 
 @pytest.mark.parametrize("value", ["' OR 1=1 --", "x'; DROP TABLE sandboxes; --", "%", "*"])
-def test_cannot_inject_sql_through_a_filter(store: Store, value: str) -> None:
+def test_cannot_inject_sql_through_a_filter(store: State, value: str) -> None:
     store.put_sandbox(sandbox(1))
     assert store.sandboxes(owner=value) == []
     assert store.sandboxes(metadata={value: value}) == []
@@ -161,7 +191,7 @@ def test_cannot_inject_sql_through_a_filter(store: Store, value: str) -> None:
     assert store.count_sandboxes() == 1
 
 
-def test_executions_are_listed_and_forgotten(store: Store) -> None:
+def test_executions_are_listed_and_forgotten(store: State) -> None:
     store.put_execution(execution(1, state=EXITED, ended=10.0))
     store.put_execution(execution(2, state=EXITED, ended=20.0, owner="other"))
     store.put_execution(execution(3, sandbox="sbx-002"))
@@ -179,7 +209,7 @@ def test_executions_are_listed_and_forgotten(store: Store) -> None:
 # --- idempotency keys
 
 
-def test_a_key_is_claimed_once_per_owner(store: Store) -> None:
+def test_a_key_is_claimed_once_per_owner(store: State) -> None:
     assert store.idempotent("a", "k") is None
     assert store.claim("a", "k", "hash")
     assert not store.claim("a", "k", "other")
@@ -190,7 +220,7 @@ def test_a_key_is_claimed_once_per_owner(store: Store) -> None:
     assert store.idempotent("b", "k") == ("other", None)
 
 
-def test_a_key_of_a_failed_or_killed_request_is_free_again(store: Store) -> None:
+def test_a_key_of_a_failed_or_killed_request_is_free_again(store: State) -> None:
     store.claim("a", "failed", "h", now=10.0)
     store.release("a", "failed")
     assert store.claim("a", "failed", "h", now=10.0)
@@ -200,6 +230,34 @@ def test_a_key_of_a_failed_or_killed_request_is_free_again(store: Store) -> None
     assert store.idempotent("a", "failed") is None
     assert store.forget_keys(15.0) == 0
     assert store.forget_keys(25.0) == 1
+
+
+# --- what is made once
+
+
+def test_a_value_is_made_once_and_kept(store: State) -> None:
+    made = iter([b"first\0\xff", b"second"])
+    assert store.keep("key", lambda: next(made)) == b"first\0\xff"
+    assert store.keep("key", lambda: next(made)) == b"first\0\xff"
+    assert store.keep("other", lambda: next(made)) == b"second"
+
+
+def test_who_makes_a_value_too_late_gets_that_of_the_first(store: State) -> None:
+    def late() -> bytes:
+        store.keep("key", lambda: b"first")
+        return b"late"
+
+    assert store.keep("key", late) == b"first"
+
+
+def test_what_is_kept_is_summed_by_owner(store: State) -> None:
+    store.put_execution(execution(1, ended=9.0, stdout_bytes=100, stderr_bytes=50))
+    store.put_execution(execution(2, ended=9.0, stdout_bytes=10**6))
+    store.put_execution(execution(3, ended=9.0, owner="other"))
+    store.put_execution(execution(4, stdout_bytes=10**6))
+    bodies = [len(store_rows.execution_text(one)) for one in store.executions()]
+    found = store.kept(1000)
+    assert found == {"worker": (2, 150 + 1000 + bodies[0] + bodies[1]), "other": (1, bodies[2])}
 
 
 # --- the file
@@ -222,7 +280,8 @@ def test_what_is_deleted_is_wiped(tmp_path: Path) -> None:
     assert secret.encode() in (tmp_path / "plain.db").read_bytes()
 
 
-def test_a_full_disk_is_a_problem_with_words(store: Store) -> None:
+def test_a_full_disk_is_a_problem_with_words(plain: Store) -> None:
+    store = plain
     pages = store.db.execute("PRAGMA page_count").fetchone()[0]
     store.db.execute(f"PRAGMA max_page_count = {pages}")
 
@@ -236,7 +295,7 @@ def test_a_full_disk_is_a_problem_with_words(store: Store) -> None:
     assert store.count_sandboxes() < 1000
 
 
-def test_a_transaction_is_all_or_nothing(store: Store) -> None:
+def test_a_transaction_is_all_or_nothing(store: State) -> None:
     def both() -> None:
         with store.transaction():
             store.put_sandbox(sandbox(1))
@@ -285,7 +344,8 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     Store(str(data)).close()
 
 
-def test_tidying_empties_the_log_while_the_store_is_used(store: Store) -> None:
+def test_tidying_empties_the_log_while_the_store_is_used(plain: Store) -> None:
+    store = plain
     for number in range(50):
         store.put_sandbox(sandbox(number))
     store.tidy()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import HostError, PolicyError, SandboxError, UsageError
+from agent_sandbox.service import store_address, tokens_files
 from agent_sandbox.service import tokens as module
-from agent_sandbox.service import tokens_files
+from agent_sandbox.service.state import State
 from agent_sandbox.service.store import Store
+from agent_sandbox.service.store_postgres import PgStore
 from agent_sandbox.service.tokens import DUMMY, Tokens
 from agent_sandbox.service.values import ADMIN, DEFAULT_SCOPES, EXEC
 
@@ -37,14 +38,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    found = Store(str(tmp_path / "data"))
-    yield found
-    found.close()
+def store(state_store: State) -> State:
+    """Of either kind."""
+    return state_store
+
+
+def beside_of(store: State) -> State:
+    """Another process's view of the same state, as `sandboxctl token` has it."""
+    database = store.database if isinstance(store, PgStore) else None
+    return store_address.open_state(store.data, database, own=False)
 
 
 @pytest.fixture
-def tokens(store: Store, clock: Clock) -> Tokens:
+def tokens(store: State, clock: Clock) -> Tokens:
     return Tokens(store, clock)
 
 
@@ -157,8 +163,8 @@ def test_a_revoked_token_is_dead_at_once(tokens: Tokens, by: str) -> None:
         tokens.revoke(named)
 
 
-def test_a_running_service_sees_what_is_done_beside_it(store: Store, tokens: Tokens) -> None:
-    beside = Store(store.data, own=False)
+def test_a_running_service_sees_what_is_done_beside_it(store: State, tokens: Tokens) -> None:
+    beside = beside_of(store)
     token, _ = Tokens(beside).new("worker")
     assert tokens.check(token) is not None
     Tokens(beside).revoke("worker")
@@ -211,13 +217,15 @@ def test_the_path_does_not_depend_on_the_comparison_alone(
 # --- what is kept
 
 
-def test_no_secret_is_in_the_database_or_what_is_shown(store: Store, tokens: Tokens) -> None:
+def test_no_secret_is_in_the_database_or_what_is_shown(store: State, tokens: Tokens) -> None:
     token, info = tokens.new("worker")
     rotated, _ = tokens.rotate("worker", grace=60)
     tokens.adopt({"outside": OUTSIDE})
     shown = repr(info) + repr(tokens.list()) + repr(tokens.check(token)) + repr(tokens.check("x"))
     store.tidy()
-    kept = b"".join(path.read_bytes() for path in Path(store.data).iterdir())
+    kept = repr(store.rows("SELECT * FROM tokens")).encode()
+    if isinstance(store, Store):
+        kept = b"".join(path.read_bytes() for path in Path(store.data).iterdir())
     for secret in (token[13:], rotated[13:], OUTSIDE):
         assert secret not in shown
         assert secret.encode() not in kept
@@ -226,10 +234,10 @@ def test_no_secret_is_in_the_database_or_what_is_shown(store: Store, tokens: Tok
     assert module._hash(token).hex() not in shown
 
 
-def test_a_revoked_token_leaves_no_hash(store: Store, tokens: Tokens) -> None:
+def test_a_revoked_token_leaves_no_hash(store: State, tokens: Tokens) -> None:
     token, _ = tokens.new("worker")
     tokens.revoke("worker")
-    kept = store.db.execute("SELECT hash FROM tokens").fetchall()
+    kept = store.rows("SELECT hash FROM tokens")
     assert kept == [(DUMMY,)]
     assert module._hash(token) != DUMMY
 

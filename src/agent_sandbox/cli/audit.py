@@ -9,16 +9,17 @@ import time
 
 from ..errors import HostError, UsageError, reason
 from ..record import Record
-from ..service import store_private
+from ..service import store_address, store_private
 from ..service.audit import Audit, prune, read, verify
 from . import output
-from .token import caller, data_of, parse
+from .token import PLACES, caller, parse, place_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ..service.audit.trail import Where
     from .compose import arguments
 
 VERSION = 1
@@ -32,7 +33,7 @@ DAY = 86400.0
 class Action(Record):
     """One word after `audit`."""
 
-    run: Callable[[arguments.Given, str], int]
+    run: Callable[[arguments.Given, Where], int]
     switches: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
 
@@ -42,10 +43,17 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in ACTIONS:
         raise UsageError(f"audit takes one of: {', '.join(ACTIONS)}", hint=HINT, code="usage")
     action = ACTIONS[words[0]]
-    given = parse(words[1:], action.switches, (*action.values, "--data"), HINT)
+    given = parse(words[1:], action.switches, (*action.values, *PLACES), HINT)
     if given.rest:
         raise UsageError(f"audit {words[0]} takes no '{given.rest[0]}'", hint=HINT, code="usage")
-    directory = f"{data_of(given)}/{store_private.AUDIT}"
+    place = place_of(given)
+    if place.database is not None:
+        trail = store_address.open_audit("", place.database, tables=store_address.LOOK)
+        try:
+            return action.run(given, trail)
+        finally:
+            trail.close()
+    directory = f"{place.data}/{store_private.AUDIT}"
     if not os.path.lexists(directory):
         raise HostError(
             f"there is no audit trail in '{directory}'",
@@ -58,13 +66,13 @@ def main(words: list[str]) -> int:
 # --- actions
 
 
-def tail(given: arguments.Given, directory: str) -> int:
+def tail(given: arguments.Given, where: Where) -> int:
     """The last lines that fit, and with `-f` those that come."""
     wanted = filter_of(given)
     show = as_json if "--json" in given.switches else as_text
     count = _number("-n", given.one("-n"), LINES)
-    follower = read.Follower(directory) if "-f" in given.switches else None
-    for record in reversed(read.newest(directory, wanted, count)):
+    follower = read.Follower(where) if "-f" in given.switches else None
+    for record in reversed(read.newest(where, wanted, count)):
         sys.stdout.write(show(record))
     sys.stdout.flush()
     try:
@@ -78,9 +86,9 @@ def tail(given: arguments.Given, directory: str) -> int:
     return 0
 
 
-def check(given: arguments.Given, directory: str) -> int:
+def check(given: arguments.Given, where: Where) -> int:
     """0: the trail is whole; 1: it is not, and what is wrong with it."""
-    report = verify.report(directory, _head(given.one("--head")))
+    report = verify.report(where, _head(given.one("--head")))
     if "--json" in given.switches:
         shown = {
             "version": VERSION, "ok": not report.findings, "files": report.files,
@@ -97,45 +105,45 @@ def check(given: arguments.Given, directory: str) -> int:
     return 1 if report.findings else 0
 
 
-def export(given: arguments.Given, directory: str) -> int:
+def export(given: arguments.Given, where: Where) -> int:
     """Lines as they are, so that a copy can be checked too."""
     wanted, path = filter_of(given), given.one("-o") or given.one("--output")
     if not path or path == "-":
-        _copy(directory, wanted, sys.stdout.buffer)
+        _copy(where, wanted, sys.stdout.buffer)
         return 0
     try:
         # It is new, or it is somebody's; and it is for the owner alone, like the trail.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, store_private.FILE_MODE), "wb") as file:
-            count = _copy(directory, wanted, file)
+            count = _copy(where, wanted, file)
     except OSError as error:
         raise HostError(f"cannot write '{path}': {reason(error)}", code="audit-export") from error
     output.notice("sandboxctl", f"{count} lines in {path}")
     return 0
 
 
-def _copy(directory: str, wanted: read.Filter, file: Any) -> int:  # noqa: ANN401 - a binary file
+def _copy(where: Where, wanted: read.Filter, file: Any) -> int:  # noqa: ANN401 - a binary file
     count = 0
-    for raw, _ in read.in_order(directory, wanted):
+    for raw, _ in read.in_order(where, wanted):
         file.write(raw)
         count += 1
     file.flush()
     return count
 
 
-def shorten(given: arguments.Given, directory: str) -> int:
+def shorten(given: arguments.Given, where: Where) -> int:
     """Remove whole files whose lines are all older."""
     days = _number("--keep-days", given.one("--keep-days"), 0)
     if not days:
         raise UsageError("audit prune needs --keep-days N", hint=HINT, code="usage")
-    if findings := verify.verify(directory):
+    if findings := verify.verify(where):
         # A damaged trail is evidence.
         raise HostError(
             f"the audit trail is not whole: {findings[0]}",
             hint="see 'sandboxctl audit verify'; nothing was removed",
             code="audit-broken",
         )
-    audit = Audit(directory)
+    audit = Audit(where) if isinstance(where, str) else where
     try:
         removed = prune.prune(audit, caller(), time.time() - days * DAY)
     finally:

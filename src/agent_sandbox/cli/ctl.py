@@ -60,7 +60,9 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb(
         name="serve",
-        usage="[--listen ADDR:PORT]… [--socket PATH|none] [--data DIR] [--backend bwrap|docker]… "
+        usage="[--listen ADDR:PORT]… [--socket PATH|none] [--data DIR] [--database URL] "
+        "[--advertise ADDR:PORT] "
+        "[--backend bwrap|docker]… "
         "[--tls-cert FILE --tls-key FILE] [--plain-http] [--public-host NAME]… "
         "[--templates FILE] [--drain-seconds N] [--metrics-public] [--log json|text|off]",
         help="run commands of many agents over HTTP, with identity, limits and an audit trail",
@@ -69,13 +71,14 @@ VERBS: tuple[Verb, ...] = (
         name="token",
         usage="new NAME [--scope S]… [--image GLOB]… [--template T]… [--quota NAME=VALUE]… "
         "[--expires 30d] [--uid UID]|list [--json]|revoke NAME|ID|rotate NAME [--grace 1h] "
-        "[--data DIR]",
+        "[--data DIR] [--database URL]",
         help="tokens of agents for the service: made, shown, ended and renewed",
     ),
     Verb(
         name="audit",
         usage="tail [-n N] [-f] [--json] [filters]|verify [--head SEQ:HASH] [--json]|"
-        "export [-o FILE] [filters]|prune --keep-days N [--data DIR]",
+        "export [-o FILE] [filters]|prune --keep-days N [--data DIR] "
+        "[--database URL]",
         help="the service's audit trail: filters are --agent, --action, --decision, --target, "
         "--since and --until",
     ),

@@ -99,12 +99,17 @@ def command_of(parsed: Parsed, words: tuple[str, ...]) -> str | list[str]:
 def run(client: Client, parsed: Parsed) -> int:
     """In a sandbox of its own."""
     command = command_of(parsed, parsed.words)
+    retry = "--retry" in parsed.values
+    if retry and (both := [n for n in ("--tty", "--interactive") if n in parsed.values]):
+        raise remote_options.usage(f"--retry and {both[0]} exclude each other", "run")
     if "--tty" in parsed.values:
         with client.sandboxes.create(**sandbox_options(parsed)) as sandbox:
             return terminal(client, sandbox, command, parsed)
     from .remote_running import follow
 
     options = {**sandbox_options(parsed), **command_options(parsed)}
+    if retry:
+        options["retry"] = True
     with client.stream(command, **options) as stream:
         return ended(follow(stream, feed="keep_input" in options, quiet=is_json(parsed)), parsed)
 
@@ -163,7 +168,9 @@ def ended(result: Result, parsed: Parsed) -> int:
     if is_json(parsed):
         shown = {**result.raw, "stdout": result.stdout, "stderr": result.stderr}
         show_json(shown)
-    if result.timed_out:
+    if result.lost:
+        output.notice(PROGRAM, f"the command was lost: {result.error}")
+    elif result.timed_out:
         output.notice(PROGRAM, f"the service ended the command after {result.duration:.1f} s")
     elif result.exceeded:
         output.notice(PROGRAM, f"the command was ended by the limit '{result.exceeded}'")
@@ -171,7 +178,7 @@ def ended(result: Result, parsed: Parsed) -> int:
         output.notice(PROGRAM, result.error)
     if result.truncated:
         output.notice(PROGRAM, "there was more output than the service keeps")
-    return EXIT_TIMEOUT if result.timed_out else result.code
+    return EXIT_TIMEOUT if result.timed_out and not result.lost else result.code
 
 
 # --- sandboxes
@@ -218,7 +225,7 @@ def commands(client: Client, parsed: Parsed) -> int:
     for one in found:
         words = one.raw.get("command")
         shown = " ".join(str(word) for word in words) if isinstance(words, list) else ""
-        code = "-" if one.running else str(one.code)
+        code = "-" if one.running or one.lost else str(one.code)
         rows.append((one.id, one.sandbox_id, one.state, code, shown[:60]))
     show_table(rows)
     return 0

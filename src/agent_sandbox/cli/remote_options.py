@@ -59,6 +59,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(name="--cwd", metavar="PATH", help="where the command starts, inside"),
     Flag(name="--timeout", metavar="SECONDS", number=True, help="then the command is ended"),
     Flag(name="--interactive", short="-i", kind=SWITCH, help="pass our standard input on"),
+    Flag(name="--retry", kind=SWITCH, help="run it once more if its machine is lost under it"),
     Flag(name="--tty", short="-t", kind=SWITCH, help="with a terminal"),
     Flag(name="--detach", short="-d", kind=SWITCH, help="do not wait; print the execution's id"),
     Flag(name="--command", short="-c", metavar="TEXT", help="a command line for /bin/sh"),
@@ -80,7 +81,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         name="run", usage="[flags] [-i] [-t] COMMAND [ARGUMENT…]|-c TEXT",
         help="run a command in a sandbox of its own", most=None, before_command=0,
-        flags=(*SANDBOX, *COMMAND, "--interactive", "--tty"),
+        flags=(*SANDBOX, *COMMAND, "--retry", "--interactive", "--tty"),
     ),
     Action(name="create", usage="[flags]", help="make a sandbox and print its id", flags=SANDBOX),
     Action(name="list", usage="[--state STATE]", help="your sandboxes", flags=("--state",)),

@@ -13,6 +13,7 @@ import tty
 
 from ..client.errors import ClientError, Unreachable
 from ..client.following import OUTPUT, Output
+from . import output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..client.sync_running import Execution, Stream, Terminal
     from ..client.values import Event, Result
 
+PROGRAM = "sandboxctl"
 STDIN, STDOUT, STDERR = 0, 1, 2
 TARGETS = {"stdout": STDOUT, "stderr": STDERR}
 PIECE = 64 * 1024
@@ -31,6 +33,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def put(event: Event) -> None:
     """Output where it belongs, as bytes."""
+    if event.kind == "retry":
+        output.notice(PROGRAM, "the command was lost; it is run again, from its beginning")
     if event.kind in OUTPUT:
         write_all(TARGETS[event.kind], event.data)
 

@@ -11,22 +11,34 @@ from . import output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
+
     from ..service.app import App, Settings
     from ..service.logs import Log
 
 USAGE = (
-    "sandboxctl serve [--listen ADDR:PORT]… [--socket PATH|none] [--data DIR] "
-    "[--backend bwrap|docker]… [--tls-cert FILE --tls-key FILE] [--plain-http] "
+    "sandboxctl serve [--listen ADDR:PORT]… [--socket PATH|none] [--data DIR] [--database URL] "
+    "[--advertise ADDR:PORT] "
+    "[--backend bwrap|docker|kubernetes]… [--kubeconfig FILE] "
+    "[--kube-context NAME] [--kube-namespace NAME] [--tls-cert FILE --tls-key FILE] [--plain-http] "
     "[--public-host NAME]… [--templates FILE] [--drain-seconds N] [--metrics-public] "
     "[--log json|text|off]"
 )
 SWITCHES = ("--plain-http", "--metrics-public")
 VALUES = (
-    "--listen", "--socket", "--data", "--backend", "--tls-cert", "--tls-key", "--public-host",
-    "--templates", "--drain-seconds", "--log",
+    "--listen", "--advertise", "--socket", "--data", "--database", "--backend", "--tls-cert",
+    "--tls-key", "--public-host", "--templates", "--drain-seconds", "--log", "--kubeconfig",
+    "--kube-context", "--kube-namespace",
 )  # fmt: skip
+# Flags that stand for a variable of the kubernetes backend.
+KUBERNETES = {
+    "--kubeconfig": "KUBECONFIG", "--kube-context": "KUBE_CONTEXT",
+    "--kube-namespace": "KUBE_NAMESPACE",
+}  # fmt: skip
 LISTEN = "127.0.0.1:8650"
 DRAIN, MOST_DRAIN = 30.0, 3600.0
+# Between two attempts to begin anew while the database is away.
+AGAIN_SECONDS = 2.0
 NONE = "none"
 
 
@@ -76,11 +88,50 @@ async def live(app: App, log: Log) -> None:
     say(f"serving on {' '.join(app.addresses)}")
     log.write("info", "ready", addresses=app.addresses, data=app.settings.data)
     notify("READY=1")
-    await told.wait()
+    while await _fenced(app, told):
+        log.write("error", "fenced", hint="it starts again by itself")
+        await app.stop(0)
+        app = await _anew(app, log, told)
     notify("STOPPING=1")
     log.write("info", "draining", seconds=app.settings.drain)
     await app.stop(app.settings.drain, again)
     log.write("info", "stopped")
+
+
+async def _fenced(app: App, told: asyncio.Event) -> bool:
+    """Wait for the end; True: it is not the end, but this replica must begin anew."""
+    import asyncio
+
+    waits = [asyncio.ensure_future(event.wait()) for event in (told, app.fenced)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    return not told.is_set()
+
+
+async def _anew(old: App, log: Log, told: asyncio.Event) -> App:
+    """Another service in the place of one that has lost its lease, as soon as that can be."""
+    import asyncio
+
+    from ..errors import SandboxError
+    from ..service.app import App
+
+    # Clients know the port; a 0 would give another one.
+    settings = old.settings.replace(listen=tuple(old.bound))
+    while True:
+        app = App(settings, log)
+        try:
+            await app.start()
+        except (SandboxError, OSError) as error:
+            log.write("warning", "start", error=str(error))
+        else:
+            log.write("info", "ready", addresses=app.addresses, data=settings.data)
+            return app
+        try:
+            await asyncio.wait_for(told.wait(), AGAIN_SECONDS)
+        except TimeoutError:
+            continue
+        return app
 
 
 def say(text: str) -> None:
@@ -151,15 +202,18 @@ def log_format(given: dict[str, list[str]]) -> str:
 
 def settings_of(given: dict[str, list[str]], environ: dict[str, str]) -> Settings:
     """What the words and the environment say."""
+    from ..service import store_address
     from ..service.app import SOCKET, Settings
     from ..service.store_private import data_directory
 
     last = {name: values[-1] for name, values in given.items()}
+    environ = {**environ, **{KUBERNETES[flag]: last[flag] for flag in KUBERNETES if flag in last}}
     if ("--tls-cert" in given) != ("--tls-key" in given):
         raise _usage("--tls-cert and --tls-key belong together")
     data = os.path.abspath(last["--data"]) if "--data" in last else data_directory(environ)
     listen = given.get("--listen", [environ.get("SANDBOX_LISTEN") or LISTEN])
     sock = last.get("--socket", os.path.join(data, SOCKET))
+    told = last.get("--advertise", environ.get("SANDBOX_ADVERTISE", ""))
     hosts = [*given.get("--public-host", ()), *environ.get("SANDBOX_PUBLIC_HOSTS", "").split()]
     settings = Settings(
         data=data, listen=tuple(address(text) for text in listen if text != NONE),
@@ -169,21 +223,23 @@ def settings_of(given: dict[str, list[str]], environ: dict[str, str]) -> Setting
         plain_http="--plain-http" in given, templates=last.get("--templates"),
         drain=seconds(last.get("--drain-seconds")), public_hosts=tuple(map(public_host, hosts)),
         metrics_public="--metrics-public" in given, environ=environ,
+        database=store_address.of(last.get("--database", ""), environ),
+        advertise=address(told, "--advertise") if told else None,
     )  # fmt: skip
     if not settings.listen and not settings.socket:
         raise _usage("without --listen and --socket nobody could reach it")
     return settings
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, flag: str = "--listen") -> tuple[str, int]:
     """ADDR:PORT; an IPv6 address in brackets."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise _usage(f"--listen {text}: write an IPv6 address in brackets")
+        raise _usage(f"{flag} {text}: write an IPv6 address in brackets")
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise _usage(f"--listen takes ADDR:PORT, not '{text}'")
+        raise _usage(f"{flag} takes ADDR:PORT, not '{text}'")
     return host, int(port)
 
 

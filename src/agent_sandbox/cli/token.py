@@ -9,9 +9,7 @@ import time
 
 from ..errors import HostError, UsageError
 from ..record import Record
-from ..service import limits, limits_units, store_private
-from ..service.audit import Audit
-from ..service.store import Store
+from ..service import limits, limits_units, store_address, store_private
 from ..service.tokens import Tokens
 from ..service.values import ADMIN, DEFAULT_SCOPES, Agent
 from . import output
@@ -22,29 +20,41 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
+    from ..service.store_address import Database
     from ..service.tokens import TokenInfo
 
     T = TypeVar("T")
 
 VERSION = 1
 HINT = "see 'sandboxctl token --help'"
+PLACES = ("--data", "--database")
 NEW_FLAGS = ("--scope", "--image", "--template", "--quota", "--expires", "--uid")
 
 
-class Work:
-    """A data directory, open for one action."""
+class Place(Record):
+    """Where a service has its state: a data directory, or a database."""
 
-    def __init__(self, data: str, *, make: bool = False) -> None:
-        if not make and not os.path.lexists(f"{data}/{store_private.DATABASE}"):
+    data: str
+    database: Database | None = None
+
+
+class Work:
+    """The state of a service, open for one action."""
+
+    def __init__(self, place: Place, *, make: bool = False) -> None:
+        data, database = place.data, place.database
+        missing = database is None and not os.path.lexists(f"{data}/{store_private.DATABASE}")
+        if missing and not make:
             raise HostError(
                 f"no service has its data in '{data}'",
                 hint="say where with --data DIR or SANDBOX_DATA",
                 code="no-data",
             )
-        self.store = Store(data, own=False)
+        tables = store_address.BEGIN if make else store_address.LOOK
+        self.store = store_address.open_state(data, database, own=False, tables=tables)
         self.tokens = Tokens(self.store)
         # Before anything is changed: what cannot be written down is not done.
-        self.audit = Audit(f"{self.store.data}/{store_private.AUDIT}")
+        self.audit = store_address.open_audit(self.store.data, database, tables=tables)
 
     def note(self, action: str, info: TokenInfo) -> None:
         """Write down what was done to a token."""
@@ -66,7 +76,7 @@ class Work:
 class Action(Record):
     """One word after `token`."""
 
-    run: Callable[[arguments.Given, str], int]
+    run: Callable[[arguments.Given, Place], int]
     switches: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     # How many words it takes.
@@ -78,11 +88,11 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in ACTIONS:
         raise UsageError(f"token takes one of: {', '.join(ACTIONS)}", hint=HINT, code="usage")
     action = ACTIONS[words[0]]
-    given = parse(words[1:], action.switches, (*action.values, "--data"), HINT)
+    given = parse(words[1:], action.switches, (*action.values, *PLACES), HINT)
     if len(given.rest) != action.words:
         what = "one name" if action.words else "no name"
         raise UsageError(f"token {words[0]} takes {what}", hint=HINT, code="usage")
-    return action.run(given, data_of(given))
+    return action.run(given, place_of(given))
 
 
 def parse(
@@ -95,10 +105,19 @@ def parse(
         raise UsageError(error.message, hint=hint, code=error.code) from error
 
 
-def data_of(given: arguments.Given) -> str:
-    """The data directory that is meant."""
-    named = given.one("--data")
-    return os.path.abspath(named) if named else store_private.data_directory(os.environ)
+def place_of(given: arguments.Given) -> Place:
+    """The data directory or database that is meant."""
+    named, url = given.one("--data"), given.one("--database")
+    data = os.path.abspath(named) if named else store_private.data_directory(os.environ)
+    if named and not url and (variable := store_address.variable(os.environ)):
+        # Neither wins in silence: a trail that was not looked at must not be called whole, nor a
+        # token be made where no service looks for it.
+        raise UsageError(
+            f"--data names a directory, and {variable} a database",
+            hint=f"unset {variable} for the directory, or leave --data out for the database",
+            code="usage",
+        )
+    return Place(data=data, database=store_address.of(url, os.environ))
 
 
 def caller() -> Agent:
@@ -112,12 +131,12 @@ def caller() -> Agent:
 # --- actions
 
 
-def new(given: arguments.Given, data: str) -> int:
+def new(given: arguments.Given, place: Place) -> int:
     """Print a new token alone on standard output: it is never shown again."""
     quotas = dict(map(_quota, given.every("--quota")))
     images, expires = _images(given), _expires(given.one("--expires"))
     uid = _uid(given.one("--uid"))
-    work = Work(data, make=True)
+    work = Work(place, make=True)
     try:
         token, info = work.tokens.new(
             given.rest[0], scopes=given.every("--scope") or DEFAULT_SCOPES, images=images,
@@ -129,10 +148,10 @@ def new(given: arguments.Given, data: str) -> int:
     return 0
 
 
-def rotate(given: arguments.Given, data: str) -> int:
+def rotate(given: arguments.Given, place: Place) -> int:
     """A new secret; the old one dies now, or after `--grace`."""
     grace = _time("--grace", given.one("--grace")) or 0.0
-    work = Work(data)
+    work = Work(place)
     try:
         token, info = work.tokens.rotate(given.rest[0], grace)
         _show(work, "token.rotate", token, info)
@@ -154,9 +173,9 @@ def _show(work: Work, action: str, token: str, info: TokenInfo) -> None:
     output.notice("sandboxctl", f"{info.key} is {info.name} ({', '.join(info.scopes)}{until})")
 
 
-def revoke(given: arguments.Given, data: str) -> int:
+def revoke(given: arguments.Given, place: Place) -> int:
     """End an agent's tokens, or one by its id. Running services know at once."""
-    work = Work(data)
+    work = Work(place)
     try:
         for info in work.tokens.revoke(given.rest[0]):
             work.note("token.revoke", info)
@@ -166,9 +185,9 @@ def revoke(given: arguments.Given, data: str) -> int:
     return 0
 
 
-def show(given: arguments.Given, data: str) -> int:
+def show(given: arguments.Given, place: Place) -> int:
     """All tokens, dead ones too; no secrets, not even their hashes."""
-    work = Work(data)
+    work = Work(place)
     try:
         found = work.tokens.list()
     finally:

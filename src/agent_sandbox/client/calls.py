@@ -252,6 +252,8 @@ def run(command: Command, options: RunOptions) -> Call:
     inner: Any = {name: options[name] for name in exec_names if name in options}  # type: ignore[literal-required]
     outer: Any = {name: value for name, value in options.items() if name not in exec_names}
     body = {**sandbox_body(outer), **exec_body(command, inner, background=False)}
+    if options.get("retry"):
+        body["retry"] = True
     return post("run", body=body, accept=EVENTS, headers=idempotent(), again=True)
 
 

@@ -58,7 +58,9 @@ class CommandFailed(ClientError):
 
     def __init__(self, result: Result) -> None:
         how = f"the command exited with {result.code}"
-        if result.timed_out:
+        if result.lost:
+            how = f"the command was lost: {result.error}"
+        elif result.timed_out:
             how = "the command took too long and was ended"
         elif result.exceeded:
             how = f"the command was ended by the limit '{result.exceeded}'"

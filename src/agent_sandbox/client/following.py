@@ -83,6 +83,9 @@ class Following:
             # A stream that goes on begins with it again.
             seen, self._started = self._started, True
             return None if seen else Event(kind=kind, id=name, result=found)
+        if kind == "retry":
+            # Not `last`: a stream that breaks here tells it again.
+            return Event(kind=kind, id=name, result=values.result(members))
         if kind == "exit":
             self.last = name or self.last
             self.result = values.result(members)
@@ -115,7 +118,10 @@ class Output:
         self._pieces: dict[str, list[bytes]] = {name: [] for name in OUTPUT}
 
     def take(self, event: Event) -> None:
-        """Keep the data of an event."""
+        """Keep the data of an event; of two starts, that of the last."""
+        if event.kind == "retry":
+            for pieces in self._pieces.values():
+                pieces.clear()
         if event.kind in OUTPUT:
             self._pieces[event.kind].append(event.data)
 

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     class RunOptions(ExecOptions, SandboxOptions, total=False):
         """For `Client.run`: `env` is the command's."""
 
+        # Run it once more, in a new sandbox, should its machine be lost under it.
+        retry: bool
+
     class AuditFilter(TypedDict, total=False):
         """For `Client.audit`."""
 
@@ -82,6 +85,9 @@ class SandboxInfo(Record):
     resources: Mapping[str, Any] = {}
     effective: Mapping[str, Any] = {}
     network: Mapping[str, Any] = {}
+    # What keeps what in this very sandbox, by name: {"filesystem": "bwrap"}; "": nothing does.
+    guarantees: Mapping[str, Any] = {}
+    # Why it has failed, or was lost.
     reason: str = ""
     raw: Mapping[str, Any] = {}
 
@@ -91,7 +97,7 @@ class Result(Record):
 
     id: str
     sandbox_id: str = ""
-    # "Running", "Exited", "Failed" (it never started) or "Lost" (the service was killed).
+    # "Running", "Exited", "Failed" (it never started) or "Lost" (nobody has seen its end).
     state: str = ""
     # 128 plus the number after a signal; 125 when it never ran or was lost.
     code: int = EXIT_CANNOT_BUILD
@@ -111,12 +117,19 @@ class Result(Record):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     error: str = ""
+    # 2: it was lost, and run again because `retry` asked for that.
+    attempts: int = 1
     raw: Mapping[str, Any] = {}
 
     @property
     def ok(self) -> bool:
         """Whether it ran and succeeded."""
         return self.state == "Exited" and self.code == 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody has seen its end; `error` says why. It may have done all, or nothing."""
+        return self.state == "Lost"
 
     @property
     def running(self) -> bool:
@@ -135,13 +148,16 @@ class Result(Record):
 
 
 class Event(Record):
-    """A piece of a stream: "start", "stdout", "stderr", "exit" or "error"."""
+    """A piece of a stream: "start", "stdout", "stderr", "retry", "exit" or "error".
+
+    After "retry", output is that of the second start: forget what came before.
+    """
 
     kind: str
     data: bytes = b""
     # Names the event: a stream goes on behind it.
     id: str = ""
-    # With "start" and "exit".
+    # With "start", "retry" and "exit".
     result: Result | None = None
 
     @property
@@ -219,6 +235,7 @@ def sandbox(value: object) -> SandboxInfo:
         image=_text(found, "image"), digest=_text(found, "digest"), reason=_text(found, "reason"),
         metadata=_map(found, "metadata"), resources=_map(found, "resources"),
         effective=_map(found, "effective"), network=_map(found, "network"),
+        guarantees=_map(found, "guarantees"),
         created_at=_time(found, "createdAt"), expires_at=_time(found, "expiresAt"),
         last_used_at=_time(found, "lastUsedAt"), raw=found,
     )  # fmt: skip
@@ -251,7 +268,7 @@ def result(value: object) -> Result:
         duration=_number(found, "durationMs") / 1000, cpu_time=_number(found, "cpuMs") / 1000,
         max_rss_kb=int(_number(found, "maxRssKb")),
         started_at=_time(found, "startedAt"), ended_at=_time(found, "endedAt"),
-        error=_text(found, "error"), raw=found,
+        error=_text(found, "error"), attempts=int(_number(found, "attempts")) or 1, raw=found,
     )  # fmt: skip
 
 

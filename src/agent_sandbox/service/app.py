@@ -11,7 +11,7 @@ import time
 from ..errors import HostError, UsageError, reason
 from ..policy import engines
 from ..record import Record
-from . import limits, tokens_files
+from . import limits, store_address, tokens_files, tokens_recent
 from .api.call import Parts
 from .api.denials import Denials
 from .api.dispatch import Dispatcher
@@ -19,15 +19,14 @@ from .api.entrance import Entrance
 from .api.operations import Readiness
 from .api.origins import LOOPBACK_NAMES, Names
 from .api.sessions import Sessions
-from .audit import Audit
 from .core import templates
 from .core.service import Service
 from .http.server import Limits as HttpLimits
 from .http.server import Server
 from .metrics import Metrics
 from .problems import Problem
-from .store import Store
-from .store_private import AUDIT
+from .replicas import identity
+from .replicas.gateway import Gateway
 from .tokens import Tokens
 
 TYPE_CHECKING = False
@@ -35,10 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from ssl import SSLContext
 
+    from .audit import AuditTrail
     from .backend.interface import Backend
     from .limits import Limits
     from .logs import Log
     from .mcp import Endpoint
+    from .replicas.shared import Shared
+    from .state import State
+    from .store_address import Database
 
 SOCKET = "service.sock"
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to know them
@@ -65,6 +68,10 @@ class Settings(Record):
     drain: float = 30.0
     public_hosts: tuple[str, ...] = ()
     metrics_public: bool = False
+    # None: SQLite in the data directory.
+    database: Database | None = None
+    # Where other replicas reach this one; None: the first of `listen`.
+    advertise: tuple[str, int] | None = None
     environ: Mapping[str, str] = {}
 
 
@@ -83,6 +90,11 @@ class App:
         self._server: Server | None = None
         self._service: Service | None = None
         self.addresses: list[str] = []
+        # Host and port of each listener, as they came out.
+        self.bound: list[tuple[str, int]] = []
+        self._replicas: Shared | None = None
+        # Set when this replica must not act any more: stop it, and start another App.
+        self.fenced = asyncio.Event()
 
     async def start(self) -> None:
         """Everything, up to the listeners; nothing is left of a start that fails."""
@@ -94,24 +106,25 @@ class App:
 
     async def _start(self) -> None:
         settings = self.settings
-        store = Store(settings.data)
+        store = store_address.open_state(settings.data, settings.database)
         self._undo.callback(store.close)
-        audit = Audit(os.path.join(store.data, AUDIT))
+        audit = store_address.open_audit(store.data, settings.database)
         self._undo.callback(audit.close)
         tokens = Tokens(store)
         _adopt(tokens, audit, settings.environ)
         refuse_open_doors(settings, has_tokens=tokens.any())
+        replicas = self._replicas = self._join(store)
         metrics = Metrics()
         presets = templates.load(store.data, settings.templates)
         backends = {
-            name: _backend(name, settings, store.data, self.limits) for name in settings.backends
+            name: _backend(name, settings, store, self.limits) for name in settings.backends
         }
         service = self._service = Service(
             store=store, tokens=tokens, audit=audit, limits=self.limits, backends=backends,
             default_backend=settings.backends[0], data=store.data, templates=presets,
-            observe=metrics.observe,
+            observe=metrics.observe, replicas=replicas,
         )  # fmt: skip
-        logins = Sessions(time.time)
+        logins = Sessions(time.time, replicas.id if replicas is not None else "")
         denials = Denials(audit, time.monotonic)
         # TLS may end in front of us, so a browser gets a cookie that it sends by https alone. On
         # a private network without TLS there is thus no login, only tokens.
@@ -126,8 +139,17 @@ class App:
             connections=lambda: self._server.connections if self._server else 0,
         )  # fmt: skip
         self._closing.append(mcp.close)
-        entrance = Entrance(tokens, logins, owner=os.geteuid(), secure=secure)
-        dispatcher = Dispatcher(parts, names_of(settings), entrance, denials, self.log)
+        entrance = Entrance(
+            tokens, logins, owner=os.geteuid(), secure=secure,
+            recent=None if replicas is None else tokens_recent.Recent(
+                tokens, seconds=tokens_recent.SECONDS, held=replicas.lease.held
+            ),
+        )  # fmt: skip
+        dispatcher = Dispatcher(
+            parts, names_of(settings), entrance, denials, self.log,
+            gateway=Gateway(replicas) if replicas is not None else None,
+            buckets=replicas.buckets("requests") if replicas is not None else None,
+        )  # fmt: skip
         await service.start()
         self._syncing = asyncio.ensure_future(_sync(audit, self.log))
         server = self._server = Server(
@@ -135,12 +157,36 @@ class App:
             on_error=dispatcher.failed,
         )  # fmt: skip
         await self._listen(server)
+        if replicas is not None:
+            where = identity.advertised(settings.advertise, self.bound)
+            replicas.lease.announce(where, identity.certificate(settings.certificate))
+
+    def _join(self, store: State) -> Shared | None:
+        """Become one of several, where the state is such."""
+        if not store.shared:
+            return None
+        from .replicas.shared import Shared
+
+        # Before anything lives: the address itself is known when we listen.
+        identity.advertised(self.settings.advertise, self.settings.listen)
+        replicas = Shared(store, identity.of(store.data))  # type: ignore[arg-type]
+        replicas.lease.join()
+        # At once: what follows may take longer than the lease.
+        replicas.lease.start(replicas.beat, self._fence)
+        return replicas
+
+    def _fence(self) -> None:
+        """Too late to act: others may have taken over. Commands are ended, nothing is written."""
+        if self._service is not None:
+            self._service.fence("the replica that ran it has lost its lease")
+        self.fenced.set()
 
     async def _listen(self, server: Server) -> None:
         for host, port in self.settings.listen:
             with _hinted("another --listen, or port 0 for any"):
                 bound, number = await server.listen_tcp(host, port, self._tls)
             scheme = "https" if self._tls else "http"
+            self.bound.append((bound, number))
             shown = f"[{bound}]" if ":" in bound else bound
             self.addresses.append(f"{scheme}://{shown}:{number}")
         if self.settings.socket:
@@ -167,6 +213,8 @@ class App:
                 await flushed
             for close in self._closing:
                 await close()
+            if self._replicas is not None:
+                await self._replicas.close()
             if self._syncing is not None:
                 self._syncing.cancel()
         finally:
@@ -201,7 +249,7 @@ def _hinted(hint: str) -> Iterator[None]:
 # --- parts
 
 
-def _adopt(tokens: Tokens, audit: Audit, environ: Mapping[str, str]) -> None:
+def _adopt(tokens: Tokens, audit: AuditTrail, environ: Mapping[str, str]) -> None:
     """TOKENS_DIR: agents whose tokens somebody else has made."""
     directory = environ.get(tokens_files.VARIABLE, "")
     # Without it, too: tokens of files that are gone are dead.
@@ -212,13 +260,13 @@ def _adopt(tokens: Tokens, audit: Audit, environ: Mapping[str, str]) -> None:
                     reason=tokens_files.VARIABLE)  # fmt: skip
 
 
-def _bwrap(data: str, _environ: Mapping[str, str], _limits: Limits) -> Backend:
+def _bwrap(store: State, _environ: Mapping[str, str], _limits: Limits) -> Backend:
     from .backend.bwrap import BwrapBackend
 
-    return BwrapBackend(data)
+    return BwrapBackend(store.data)
 
 
-def _docker(data: str, environ: Mapping[str, str], bounds: Limits) -> Backend:
+def _docker(store: State, environ: Mapping[str, str], bounds: Limits) -> Backend:
     from .backend.docker import DockerBackend, instance_id
 
     address = environ.get("DOCKER_HOST", "") or engines.STANDARD
@@ -228,20 +276,30 @@ def _docker(data: str, environ: Mapping[str, str], bounds: Limits) -> Backend:
             f"cannot use the container engine at '{address}': not a unix socket",
             hint="DOCKER_HOST=unix:///run/docker.sock", code="docker-not-unix",
         )  # fmt: skip
-    return DockerBackend(path, instance=instance_id(data), required=bounds.required_runtime)
+    return DockerBackend(path, instance=instance_id(store.data), required=bounds.required_runtime)
 
 
-BACKENDS: dict[str, Callable[[str, Mapping[str, str], Limits], Backend]] = {
-    "bwrap": _bwrap, "docker": _docker,
+def _kubernetes(store: State, environ: Mapping[str, str], bounds: Limits) -> Backend:
+    from .backend import kube_settings
+    from .backend.kubernetes import KubernetesBackend
+
+    settings = kube_settings.load(environ)
+    return KubernetesBackend(
+        settings, environ, store=store, required_runtime=bounds.required_runtime
+    )
+
+
+BACKENDS: dict[str, Callable[[State, Mapping[str, str], Limits], Backend]] = {
+    "bwrap": _bwrap, "docker": _docker, "kubernetes": _kubernetes,
 }  # fmt: skip
 
 
-def _backend(name: str, settings: Settings, data: str, bounds: Limits) -> Backend:
+def _backend(name: str, settings: Settings, store: State, bounds: Limits) -> Backend:
     if name not in BACKENDS:
         raise UsageError(
             f"there is no backend '{name}'", hint=f"one of: {', '.join(BACKENDS)}", code="usage"
         )
-    return BACKENDS[name](data, settings.environ, bounds)
+    return BACKENDS[name](store, settings.environ, bounds)
 
 
 def _mcp(service: Service, denials: Denials) -> Endpoint:
@@ -251,7 +309,7 @@ def _mcp(service: Service, denials: Denials) -> Endpoint:
     return endpoint(service, denials.note)
 
 
-async def _sync(audit: Audit, log: Log) -> None:
+async def _sync(audit: AuditTrail, log: Log) -> None:
     """Bring the audit to the disk every second, off the loop."""
     while True:
         await asyncio.sleep(SYNC_SECONDS)
@@ -303,7 +361,8 @@ def refuse_open_doors(settings: Settings, *, has_tokens: bool) -> None:
         if not has_tokens:
             raise UsageError(
                 f"refusing to listen on {host}:{port} before there is a token",
-                hint=f"make one: sandboxctl token new NAME --data {settings.data}",
+                hint="make one: sandboxctl token new NAME "
+                + ("--database URL" if settings.database else f"--data {settings.data}"),
                 code="serve-no-token",
             )
 

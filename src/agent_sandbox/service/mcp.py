@@ -16,6 +16,7 @@ from .http.asgi import serve_asgi
 from .http.messages import Request
 from .mcp_tools import BY_NAME, TOOLS, Asked, Tool
 from .problems import Problem
+from .replicas.interface import Elsewhere
 from .values import Agent
 
 TYPE_CHECKING = False
@@ -71,11 +72,21 @@ class Endpoint:
             )  # fmt: skip
         body = await request.body(MOST_BODY)
         # The SDK has a 500 for what is no text or nested too deeply.
-        documents.read(body)
+        self._check_home(documents.read(body), agent, body)
         await self._ready()
         told = Request(request.method, request.target, request.headers, request.peer, body)
         state = {AGENT: agent, REQUEST: request}
         return await serve_asgi(self._manager.handle_request, told, state=state, limit=MOST_BODY)
+
+    def _check_home(self, message: object, agent: Agent, body: bytes) -> None:
+        """A tool for a sandbox is used where that is."""
+        params = message.get("params") if isinstance(message, dict) else None
+        arguments = params.get("arguments") if isinstance(params, dict) else None
+        sandbox = arguments.get("sandbox") if isinstance(arguments, dict) else None
+        if isinstance(sandbox, str):
+            peer = self._service.elsewhere(agent, sandbox, "")
+            if peer is not None:
+                raise Elsewhere(peer, body)
 
     async def close(self) -> None:
         """End what is under way."""

@@ -118,11 +118,11 @@ async def run_command(asked: Asked) -> Said:
     else:
         job = await asked.service.run(asked.agent, reading.run(given), **own)
     await _ended(asked, job)
-    found = await job.journal.collect(MOST_OUTPUT)
+    found = await job.journal.collect(MOST_OUTPUT, job.execution.begins)
     shown = views.result(job.execution, found.stdout, found.stderr, cut=found.cut)
     names = (
         "exitCode", "stdout", "stderr", "timedOut", "oomKilled", "exceeded", "truncated",
-        "durationMs", "signal", "error", "execId",
+        "durationMs", "signal", "error", "execId", "state",
     )  # fmt: skip
     values = {name: shown[name] for name in names}
     if sandbox:
@@ -151,7 +151,8 @@ def _told(values: Mapping[str, object]) -> str:
     parts = [str(values["stdout"])]
     if values["stderr"]:
         parts.append(f"[stderr]\n{values['stderr']}")
-    notes = [f"exit code {values['exitCode']}"]
+    lost = values["exitCode"] is None
+    notes = ["it was lost: nobody saw its end" if lost else f"exit code {values['exitCode']}"]
     if values["timedOut"]:
         notes.append("it took too long and was ended")
     if values["exceeded"]:

@@ -26,6 +26,7 @@ HELP = {
     "sandbox_exec_start_seconds": "Time to start a command.",
     "sandbox_exec_duration_seconds": "Time a command ran.",
     "sandbox_sandboxes": "Sandboxes by state.",
+    "sandbox_lost_total": "Sandboxes that were gone without our doing.",
     "sandbox_execs_running": "Commands that run.",
     "sandbox_execs_queued": "Commands that wait for a place.",
     "sandbox_audit_seq": "The number of the newest audit record.",
@@ -87,8 +88,11 @@ class Metrics:
         if measure in self._measures:
             self._measures[measure].observe(seconds)
 
-    def render(self, counts: Counts, gauges: Mapping[str, float]) -> str:
-        """The whole page."""
+    def render(
+        self, counts: Counts, gauges: Mapping[str, float],
+        backends: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> str:  # fmt: skip
+        """The whole page. `backends`: what each says of itself, by its name."""
         lines: list[str] = []
         _head(lines, "sandbox_http_requests_total", "counter")
         lines += [
@@ -109,6 +113,8 @@ class Metrics:
         lines += [
             f'sandbox_sandboxes{{state="{s}"}} {n}' for s, n in sorted(counts.sandboxes.items())
         ]
+        _head(lines, "sandbox_lost_total", "counter")
+        lines.append(f"sandbox_lost_total {counts.lost}")
         own: dict[str, float] = {
             "sandbox_execs_running": counts.running, "sandbox_execs_queued": counts.queued,
             **gauges, **process(),
@@ -116,7 +122,22 @@ class Metrics:
         for name, value in own.items():
             _head(lines, name, "gauge")
             lines.append(f"{name} {value}")
+        for backend, numbers in (backends or {}).items():
+            lines += _numbers(backend, numbers)
         return "\n".join(lines) + "\n"
+
+
+def _numbers(backend: str, numbers: Mapping[str, float]) -> Iterable[str]:
+    """What a backend says of itself: `pool_size{template="x"}` is sandbox_NAME_pool_size{…}."""
+    last = ""
+    # By name first: what belongs to one name must stand together.
+    for own, series, value in sorted((s.partition("{")[0], s, n) for s, n in numbers.items()):
+        name = f"sandbox_{backend}_{own}"
+        if name != last:
+            yield f"# HELP {name} Of the backend {backend}."
+            yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+            last = name
+        yield f"sandbox_{backend}_{series} {value:g}"
 
 
 def _head(lines: list[str], name: str, kind: str) -> None:

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from contextlib import contextmanager
 
 from ..errors import HostError
 from . import store_private, store_rows
 from .problems import Problem
+from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
+    from .state import Where
     from .values import Execution, Sandbox
-
-    # status and body of the first answer
-    Answer = tuple[int, str]
 
 # Each entry moves the database from its index to the next version. Entries are never changed.
 MIGRATIONS: tuple[str, ...] = (
@@ -52,6 +50,9 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX tokens_by_name ON tokens (name);
     CREATE INDEX tokens_by_uid ON tokens (uid) WHERE uid IS NOT NULL;
     """,
+    """
+    CREATE TABLE kept (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    """,
 )
 SETTINGS = (
     "PRAGMA journal_mode = WAL",
@@ -64,10 +65,9 @@ SETTINGS = (
 )
 # `sandboxctl token` holds the write lock for less than a millisecond.
 BUSY_SECONDS = 5.0
-MOST = 1000
 
 
-class Store:
+class Store(State):
     """The database of one data directory. `own`: as its one service; False: beside it."""
 
     def __init__(self, data: str, *, own: bool = True) -> None:
@@ -114,8 +114,15 @@ class Store:
             return None
         return found
 
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Every row; as `one`."""
+        try:
+            return self.db.execute(sql, values).fetchall()
+        except UnicodeEncodeError:
+            return []
+
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, about: str = "") -> Iterator[None]:  # noqa: ARG002 - there is one lock
         """Several statements as one; nothing else may use the store meanwhile (no `await`)."""
         self.change("BEGIN IMMEDIATE")
         try:
@@ -125,8 +132,6 @@ class Store:
             raise
         self.change("COMMIT")
 
-    # --- sandboxes
-
     def put_sandbox(self, sandbox: Sandbox) -> None:
         """Add or replace."""
         self.change(
@@ -135,45 +140,12 @@ class Store:
              store_rows.sandbox_text(sandbox)),
         )  # fmt: skip
 
-    def get_sandbox(self, id: str) -> Sandbox | None:
-        """One, whoever owns it."""
-        row = self.one("SELECT body FROM sandboxes WHERE id = ?", id)
-        return store_rows.sandbox_of(row[0]) if row else None
-
-    def sandboxes(
-        self, *, owner: str | None = None, state: str | None = None,
-        metadata: Mapping[str, str] | None = None, after: str | None = None, limit: int = 100,
-        newest: bool = False,
-    ) -> list[Sandbox]:  # fmt: skip
-        """In the order of (created, id), or against it, from behind the cursor `after` on."""
-        where: list[tuple[str, tuple[object, ...]]] = [
-            # Keys come from clients: as values, not as JSON paths.
-            ("EXISTS (SELECT 1 FROM json_each(body, '$.metadata') WHERE key = ? AND value = ?)",
-             (key, value))
-            for key, value in (metadata or {}).items()
-        ]  # fmt: skip
-        where += [(f"{name} = ?", (value,)) for name, value in
-                  (("owner", owner), ("state", state)) if value is not None]  # fmt: skip
-        if after is not None:
-            sign = "<" if newest else ">"
-            where.append((f"(created, id) {sign} (?, ?)", store_rows.read_cursor(after)))
-        order = "created DESC, id DESC" if newest else "created, id"
-        rows = self._page("sandboxes", where, order, limit)
-        return [store_rows.sandbox_of(text) for text in rows]
-
-    def delete_sandbox(self, id: str) -> None:
-        """Forget one; its executions stay."""
-        self.change("DELETE FROM sandboxes WHERE id = ?", (id,))
-
-    def count_sandboxes(self, owner: str | None = None) -> int:
-        """How many there are, of one owner or of all."""
-        if owner is None:
-            row = self.one("SELECT count(*) FROM sandboxes")
-        else:
-            row = self.one("SELECT count(*) FROM sandboxes WHERE owner = ?", owner)
-        return int(row[0]) if row else 0
-
-    # --- executions
+    def _labelled(self, key: str, value: str) -> Where:
+        """Keys come from clients: as values, not as JSON paths."""
+        return (
+            "EXISTS (SELECT 1 FROM json_each(body, '$.metadata') WHERE key = ? AND value = ?)",
+            (key, value),
+        )
 
     def put_execution(self, execution: Execution) -> None:
         """Add or replace."""
@@ -183,107 +155,15 @@ class Store:
              execution.started, execution.ended, store_rows.execution_text(execution)),
         )  # fmt: skip
 
-    def get_execution(self, id: str, owner: str | None = None) -> Execution | None:
-        """One; None: whoever owns it."""
-        sql = "SELECT body FROM executions WHERE id = ?1 AND owner = coalesce(?2, owner)"
-        row = self.one(sql, id, owner)
-        return store_rows.execution_of(row[0]) if row else None
-
-    def executions(
-        self, *, sandbox: str | None = None, owner: str | None = None, state: str | None = None,
-        after: str | None = None, limit: int = 100, newest: bool = False,
-    ) -> list[Execution]:  # fmt: skip
-        """In the order of (started, id), or against it, from behind the cursor `after` on."""
-        where: list[tuple[str, tuple[object, ...]]] = [
-            (f"{name} = ?", (value,))
-            for name, value in (("sandbox", sandbox), ("owner", owner), ("state", state))
-            if value is not None
-        ]
-        if after is not None:
-            sign = "<" if newest else ">"
-            where.append((f"(started, id) {sign} (?, ?)", store_rows.read_cursor(after)))
-        order = "started DESC, id DESC" if newest else "started, id"
-        rows = self._page("executions", where, order, limit)
-        return [store_rows.execution_of(text) for text in rows]
-
-    def forget_executions(self, before: float) -> list[str]:
-        """Remove those that ended before a moment; their ids."""
-        where = "ended > 0 AND ended < ?"
-        ids = [
-            str(row[0])
-            for row in self.db.execute(f"SELECT id FROM executions WHERE {where}", (before,))  # noqa: S608 - a constant
-        ]
-        if ids:
-            self.change(f"DELETE FROM executions WHERE {where}", (before,))  # noqa: S608
-        return ids
-
-    def delete_execution(self, id: str) -> None:
-        """Forget one."""
-        self.change("DELETE FROM executions WHERE id = ?", (id,))
-
     def kept(self, most: int) -> dict[str, tuple[int, int]]:
         """By owner: how many have ended, and their bytes: of output, at most `most` of each."""
-        rows = self.db.execute(
+        rows = self.rows(
             "SELECT owner, count(*), sum(min(?, coalesce(body ->> '$.stdout_bytes', 0)"
             " + coalesce(body ->> '$.stderr_bytes', 0)) + length(body))"
             " FROM executions WHERE ended > 0 GROUP BY owner",
-            (most,),
+            most,
         )
         return {str(owner): (int(count), int(size)) for owner, count, size in rows}
-
-    def _page(
-        self, table: str, where: list[tuple[str, tuple[object, ...]]], order: str, limit: int
-    ) -> list[str]:
-        """Bodies of rows. The texts are ours; all that a client gave is in the values."""
-        text = " AND ".join(part for part, _ in where) or "1"
-        values = [value for _, given in where for value in given]
-        try:
-            found = self.db.execute(
-                f"SELECT body FROM {table} WHERE {text} ORDER BY {order} LIMIT ?",  # noqa: S608
-                (*values, max(0, min(limit, MOST))),
-            )
-        except UnicodeEncodeError:
-            return []
-        return [str(row[0]) for row in found]
-
-    # --- idempotency keys
-
-    def claim(self, owner: str, key: str, body_hash: str, now: float | None = None) -> bool:
-        """Take a key for a request; False: it is taken, see `idempotent`."""
-        made = time.time() if now is None else now
-        changed = self.change(
-            "INSERT OR IGNORE INTO keys (owner, key, body_hash, made) VALUES (?, ?, ?, ?)",
-            (owner, key, body_hash, made),
-        )
-        return changed == 1
-
-    def idempotent(self, owner: str, key: str) -> tuple[str, Answer | None] | None:
-        """The hash of the first body with this key and its answer; None while there is none."""
-        row = self.one(
-            "SELECT body_hash, status, body FROM keys WHERE owner = ? AND key = ?", owner, key
-        )
-        if row is None:
-            return None
-        return str(row[0]), None if row[1] is None else (int(row[1]), str(row[2]))
-
-    def answer(self, owner: str, key: str, status: int, body: str) -> None:
-        """Keep the answer for whoever asks again."""
-        self.change(
-            "UPDATE keys SET status = ?, body = ? WHERE owner = ? AND key = ?",
-            (status, body, owner, key),
-        )
-
-    def release(self, owner: str, key: str) -> None:
-        """The request failed: the key may be used again."""
-        self.change("DELETE FROM keys WHERE owner = ? AND key = ?", (owner, key))
-
-    def release_unanswered(self) -> int:
-        """For the start: whoever claimed these was killed."""
-        return self.change("DELETE FROM keys WHERE status IS NULL")
-
-    def forget_keys(self, before: float) -> int:
-        """Remove those that were claimed before a moment."""
-        return self.change("DELETE FROM keys WHERE made < ?", (before,))
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ from ..errors import HostError, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 OTHERS = 0o077
@@ -177,6 +177,23 @@ def check_file(path: str) -> bool:
 
 
 # --- one owner
+
+
+def read_mounted(path: str, most: int, refusal: Callable[[str, str, str], HostError]) -> bytes:
+    """A secret as Kubernetes and compose mount it: links are followed. OSError.
+
+    Whoever may change it decides what is in it, so it must be nobody but its owner.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise refusal(path, "it is not a regular file", "")
+        if status.st_mode & 0o022:
+            raise refusal(path, "others can change it", f"chmod go-w '{path}'")
+        return os.read(fd, most)
+    finally:
+        os.close(fd)
 
 
 def lock(directory: str) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from .store import Store
+    from .state import State
 
 PREFIX = "sbx_"
 ID_BYTES, SECRET_BYTES = 5, 32
@@ -41,7 +41,7 @@ DUMMY = bytes(32)
 LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 READ = "SELECT id, name, source, uid, created, expires, revoked, body, hash FROM tokens"
 END = "UPDATE tokens SET revoked = ?, uid = NULL, hash = ?, source = coalesce(?, source)"
-FADE = "UPDATE tokens SET uid = NULL, expires = min(coalesce(expires, ?), ?)"
+FADE = "UPDATE tokens SET uid = NULL, expires = CASE WHEN expires < ? THEN expires ELSE ? END"
 
 
 class TokenInfo(Record):
@@ -75,7 +75,7 @@ class TokenInfo(Record):
 class Tokens:
     """The tokens of a store. Others may change them beside us: each check reads the database."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: State, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
 
@@ -119,14 +119,14 @@ class Tokens:
             templates=None if templates is None else tuple(templates),
             quotas=dict(quotas or {}), uid=uid, created=now, expires=expires,
         )  # fmt: skip
-        with self._store.transaction():
+        with self._store.transaction("tokens"):
             self._refuse_taken(info, now)
             return self._add(info), info
 
     def rotate(self, name: str, grace: float = 0.0) -> tuple[str, TokenInfo]:
         """A new secret for an agent; the old one is dead, or dies after `grace` seconds."""
         now = self._clock()
-        with self._store.transaction():
+        with self._store.transaction("tokens"):
             old = self._live(name, now)
             if not old:
                 raise unknown(name)
@@ -159,7 +159,7 @@ class Tokens:
         now = self._clock()
         if whole := OURS.fullmatch(name):
             name = whole[1]
-        with self._store.transaction():
+        with self._store.transaction("tokens"):
             found = self._live(name, now)
             if not found:
                 info = self.get(name)
@@ -179,8 +179,7 @@ class Tokens:
 
     def list(self) -> tuple[TokenInfo, ...]:
         """All, dead ones too, in the order they were made."""
-        found = self._store.db.execute(f"{READ} ORDER BY created, id")
-        return tuple(_info(row) for row in found)
+        return tuple(_info(row) for row in self._store.rows(f"{READ} ORDER BY created, id"))
 
     # --- tokens that were made elsewhere
 
@@ -197,7 +196,7 @@ class Tokens:
                 "two agents have the same token", hint="give each its own", code="bad-token"
             )
         changes: list[tuple[str, TokenInfo]] = []
-        with self._store.transaction():
+        with self._store.transaction("tokens"):
             for info in self.list():
                 name, token = wanted.get(info.id, ("", ""))
                 if info.source == FILE and info.revoked is None:
@@ -225,7 +224,7 @@ class Tokens:
     def _live(self, name: str, now: float) -> tuple[TokenInfo, ...]:
         if not NAME.fullmatch(name):
             return ()
-        found = self._store.db.execute(f"{READ} WHERE name = ? AND {LIVE}", (name, now))
+        found = self._store.rows(f"{READ} WHERE name = ? AND {LIVE}", name, now)
         return tuple(_info(row) for row in found)
 
     def _refuse_taken(self, info: TokenInfo, now: float) -> None:

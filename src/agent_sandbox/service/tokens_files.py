@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from ..errors import HostError, reason
+from .store_private import read_mounted
 from .tokens import MOST_TOKEN, OUTSIDE, check_name
 
 # The first that fits. `sandboxctl compose secure` names its secrets as in the first.
@@ -47,16 +47,7 @@ def read(directory: str) -> dict[str, str]:
 
 def _token(path: str) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise _bad(path, "it is not a regular file")
-            if status.st_mode & 0o022:
-                raise _bad(path, "others can change it", hint=f"chmod go-w '{path}'")
-            text = os.read(fd, MOST_TOKEN * 2)
-        finally:
-            os.close(fd)
+        text = read_mounted(path, MOST_TOKEN * 2, _bad)
     except PermissionError as error:
         raise _bad(path, reason(error), hint=CLOSED) from error
     except OSError as error:

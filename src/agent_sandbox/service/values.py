@@ -12,9 +12,14 @@ if TYPE_CHECKING:
 
 PENDING, RUNNING, PAUSED, STOPPING = "Pending", "Running", "Paused", "Stopping"
 TERMINATED, FAILED = "Terminated", "Failed"
-# An execution: it runs, it has ended by itself or by us, it never started, or the service was
-# killed under it.
+# An execution: it runs, it has ended by itself or by us, it never started, or nobody has seen its
+# end: the service was killed, or what it ran on is gone.
 EXITED, LOST = "Exited", "Lost"
+
+# --- a second layer, in backends whose sandboxes are containers
+
+PREFERRED, REQUIRED, OFF = "preferred", "required", "off"
+INNER = (PREFERRED, REQUIRED, OFF)
 
 # --- scopes of a token
 
@@ -79,6 +84,8 @@ class Sandbox(Record):
     # Which bound is kept by what: {"memory": "cgroup", "disk": "server", "cpus": ""}; "": not kept.
     enforced: Mapping[str, str] = {}
     network: Network = Network()
+    # Whether commands have to be behind bwrap inside of what the backend makes: one of INNER.
+    inner: str = "preferred"
     # Seconds since the epoch.
     created: float = 0.0
     expires: float = 0.0
@@ -115,3 +122,7 @@ class Execution(Record):
     max_rss_kb: int = 0
     # Why it did not start, or was lost.
     error: str = ""
+    # How often it was started: once more than it was lost, where the request asked for that; and
+    # the offset in its output at which the last time begins.
+    attempts: int = 1
+    begins: int = 0

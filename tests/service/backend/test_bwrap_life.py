@@ -118,7 +118,8 @@ def test_nothing_survives_the_service(bench: Bench) -> None:
     process = bench.start(scene)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    assert living("102.2")
+    # They are forked when it says so; what they execute comes a moment later.
+    assert soon(lambda: bool(living("102.2")))
     process.kill()
     process.wait()
     process.stdout.close()

@@ -97,6 +97,20 @@ def test_words_of_bwrap_from_the_command_are_the_commands(bench: Bench) -> None:
     assert bench.play(scene) == ["bwrap: what\nx\n", 2, True]
 
 
+def test_cannot_pass_for_a_command_that_was_never_executed(bench: Bench) -> None:
+    """bwrap's own words, and its exit code. The control: one that is not there."""
+
+    async def scene(lab: Lab) -> object:
+        box = await lab.sandbox()
+        words = "bwrap: execvp sh: No such file or directory"
+        process, ended = await lab.run(box, "sh", "-c", f"echo '{words}' >&2; exit 1")
+        _, control = await lab.run(box, "nosuch")
+        return process.err, ended.code, ended.started, ended.error, control.code, control.started
+
+    words = "bwrap: execvp sh: No such file or directory\n"
+    assert bench.play(scene) == [words, 1, True, "", 127, False]
+
+
 def test_a_signal_reaches_the_command_itself(bench: Bench) -> None:
     async def scene(lab: Lab) -> object:
         box = await lab.sandbox()

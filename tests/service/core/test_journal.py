@@ -181,6 +181,35 @@ def test_exactly_the_limit_is_not_truncated(tmp_path: Path) -> None:
     go(check())
 
 
+def test_readers_of_what_is_dropped_go_on_with_what_follows(tmp_path: Path) -> None:
+    """One that has read all, one that has not begun, and one with frames read ahead."""
+
+    async def check() -> None:
+        journal = filled(tmp_path / "x", [10, BLOCK, 10])
+        level, fresh, ahead = journal.follow(), journal.follow(), journal.follow(beat=0.01)
+        for _ in range(3):
+            await anext(level)
+        await anext(ahead)
+        waiting = asyncio.ensure_future(anext(level))
+        await asyncio.sleep(0)
+        old = journal.end
+        journal.restart()
+        assert (journal.begins, journal.end, journal.size) == (old, old, 0)
+        assert (tmp_path / "x").stat().st_size == 0
+        assert (await anext(ahead)).stream == BEAT
+        journal.append(1, b"new")
+        frames = [await waiting, await anext(ahead), await anext(fresh)]
+        assert {(frame.offset, frame.data) for frame in frames} == {(old + 8, b"new")}
+        journal.close()
+        # In the file it is alone, and the offset says where it was.
+        later = Journal.stored(str(tmp_path / "x"), old)
+        assert await whole(later) == await whole(later, old) == frames[:1]
+        assert await whole(later, old + 8) == []
+        await refused(later.check(old + 1), "INVALID")
+
+    go(check())
+
+
 def test_collecting_goes_on_where_it_stopped(tmp_path: Path) -> None:
     async def check() -> None:
         journal = filled(tmp_path / "x", [30, 30, 30])

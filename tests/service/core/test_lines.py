@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from agent_sandbox.service.audit import Audit
 from agent_sandbox.service.backend.interface import Terminal
+from agent_sandbox.service.core.later import Later
 from agent_sandbox.service.core.service import Service
 from agent_sandbox.service.core.wishes import FilePut, Wish
 from agent_sandbox.service.problems import Problem
@@ -151,6 +153,64 @@ def test_an_end_that_cannot_be_written_down_is_no_answer(tmp_path: Path) -> None
             assert (await (await world.service.execute(ALICE, box, cmd("true"))).wait()).ended
 
     go(check())
+
+
+def test_an_end_that_could_not_be_written_down_is_written_later(tmp_path: Path) -> None:
+    """Once, with its line: no record says for ever that something runs which has ended."""
+
+    async def check() -> None:
+        async with lab(tmp_path / "d") as world:
+            box = (await world.service.create(ALICE, Wish())).id
+            job = await world.service.execute(ALICE, box, cmd("hold"))
+            put = world.store.put_execution
+
+            def away(*_: object) -> None:
+                raise Problem("STATE_UNAVAILABLE", "the database is away")
+
+            world.store.put_execution = away  # type: ignore[method-assign]
+            world.command(job).released.set()
+            await refused(job.wait(), "STATE_UNAVAILABLE")
+            assert service_state(world, job.id) == "Running"
+            world.store.put_execution = put  # type: ignore[method-assign]
+            await world.service._reaper.sweep()
+            assert service_state(world, job.id) == "Exited"
+            await world.service._reaper.sweep()
+            assert [line["target"]["id"] for line in world.lines("exec.end")] == [job.id]
+
+    go(check())
+
+
+def service_state(world: Lab, execution: str) -> str:
+    return world.service.job(ALICE, execution).execution.state
+
+
+def test_later_is_for_each_group_and_for_each_step_once() -> None:
+    done: list[str] = []
+    broken = {"b", "x"}
+
+    def step(name: str) -> Callable[[], None]:
+        def act() -> None:
+            if name in broken:
+                raise OSError(name)
+            done.append(name)
+
+        return act
+
+    later = Later(most=2)
+    for names in ("abc", "x", "y", "xz"):
+        with contextlib.suppress(OSError):
+            later.do(*map(step, names))
+    assert done == ["a", "y"]
+    # The third that failed had no room.
+    assert len(later) == 2
+    broken.remove("x")
+    later.again()
+    later.again()
+    assert done == ["a", "y", "x"]
+    broken.clear()
+    later.again()
+    assert done == ["a", "y", "x", "b", "c"]
+    assert len(later) == 0
 
 
 def test_a_replayed_key_leaves_a_line_of_its_own(tmp_path: Path) -> None:

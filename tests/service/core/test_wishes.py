@@ -22,6 +22,11 @@ from .lab import ALICE
 # --- fingerprints
 
 BASE = Wish(env={"A": "1", "B": "2"}, files=(FilePut(path="x", data=b"1"),))
+GOLDEN = {
+    "BASE": "6eea24cc8a6b04d42e56bc61550fea883f1629f8dea9eb697030fe6ce1a32c56",
+    "RUN": "2a83fc901cb004944adfe9841176970cbaf600143cc8c6795baca998c4d68f53",
+    "BARE": "b34a4cb5997077b6e5bd3c5e804f4afca61daebf6cfaca22834573428d13324a",
+}
 
 
 def test_the_order_of_fields_does_not_change_a_fingerprint() -> None:
@@ -57,11 +62,32 @@ def test_a_fingerprint_is_of_all_of_a_command() -> None:
     assert len(seen) == 9
 
 
+def test_keys_from_before_an_update_are_still_those_of_the_same_request() -> None:
+    """Hashes from before there was `retry`: a key lives for a day, and updates come in between."""
+    run = RunWish(sandbox=BASE, command=ExecWish(argv=("true",), env={"A": "1"}))
+    known = {
+        "BASE": fingerprint(BASE),
+        "RUN": fingerprint(run),
+        "BARE": fingerprint(RunWish(command=ExecWish(argv=shell("true")))),
+    }
+    assert known == GOLDEN
+    assert fingerprint(run.replace(retry=True)) != fingerprint(run)
+
+
 # --- templates
 
 
 def test_the_default_template_always_exists(tmp_path: Path) -> None:
     assert templates.load(str(tmp_path)) == {"default": Template(name="default")}
+
+
+def test_a_template_says_how_many_to_have_ready_and_what_must_be_inside() -> None:
+    for count in (0, 1, 10_000):
+        assert templates.decode("x", {"t": {"warm": count}})["t"].warm == count
+    for inner in ("preferred", "required", "off"):
+        assert templates.decode("x", {"t": {"inner": inner}})["t"].inner == inner
+    plain = templates.decode("x", {"t": {}})["t"]
+    assert (plain.warm, plain.inner) == (0, "preferred")
 
 
 def test_templates_are_read(tmp_path: Path) -> None:
@@ -110,6 +136,12 @@ deny = ["10.0.0.0/8"]
         ("[x.resources]\nmemory = 'much'", "memory"),
         ("[x.resources]\nmemory = -5", "memory"),
         ("[x.resources]\nram = 5", "unknown key 'ram'"),
+        ("[x]\nwarm = -1", "warm"),
+        ("[x]\nwarm = true", "warm"),
+        ("[x]\nwarm = 1.5", "warm"),
+        ("[x]\nwarm = 10001", "warm"),
+        ('[x]\ninner = "on"', "inner"),
+        ("[x]\ninner = true", "inner"),
         ("[x", "templates.toml"),
     ],
 )

@@ -90,6 +90,6 @@ async def audit(call: Call) -> Response:
     )  # fmt: skip
     # It may read far back: off the loop, and not everybody at once.
     async with _readers:
-        found = await asyncio.to_thread(newest, call.parts.audit.directory, wanted, limit + 1)
+        found = await asyncio.to_thread(newest, call.parts.audit, wanted, limit + 1)
     more = str(found[limit - 1]["seq"]) if len(found) > limit else None
     return reply(200, {"items": found[:limit], "next": more})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..values import INNER
 from .inputs import SIGNALS
 from .schema import Anything, Flag, Items, Kind, Map, Number, Shape, Text, whole
 
@@ -57,7 +58,11 @@ SANDBOX = full(
         "owner": PLAIN, "backend": PLAIN, "template": PLAIN, "image": PLAIN, "digest": PLAIN,
         "runtime": PLAIN, "createdAt": TIME, "expiresAt": TIME, "lastUsedAt": TIME,
         "metadata": NAMES, "envNames": Items(PLAIN), "resources": RESOURCES,
-        "effective": EFFECTIVE, "network": NETWORK, "reason": PLAIN,
+        "effective": EFFECTIVE, "network": NETWORK,
+        "guarantees": Map(PLAIN, keys="[^\\x00]*", longest=64, most=64,
+                          help="What keeps what in this very sandbox; empty text: nothing does."),
+        "inner": Text(choices=INNER, help="Whether commands are to be behind bwrap in there."),
+        "reason": Text(most=1 << 21, help="Why it has failed, or was lost."),
     },
     "Sandbox",
 )  # fmt: skip
@@ -66,13 +71,15 @@ EXECUTION_FIELDS: dict[str, Kind] = {
     "id": EXEC_ID,
     "sandboxId": ID,
     "owner": PLAIN,
-    "state": Text(choices=("Pending", "Running", "Exited", "Failed", "Lost")),
+    "state": Text(choices=("Pending", "Running", "Exited", "Failed", "Lost"),
+                  help="Lost: nobody has seen its end; `error` says why."),
     "command": Items(ANY_TEXT, most=8192),
     "cwd": PLAIN,
     "tty": Flag(),
     "background": Flag(),
     "timeout": Number(least=0, help="Seconds, as it holds."),
-    "exitCode": whole(0, 255, null=True, help="128 plus the number after a signal."),
+    "exitCode": whole(0, 255, null=True,
+                      help="128 plus the number after a signal; null: it runs, or is lost."),
     "signal": Text(most=32, null=True),
     "timedOut": Flag(),
     "oomKilled": Flag(),
@@ -86,7 +93,8 @@ EXECUTION_FIELDS: dict[str, Kind] = {
     "startedAt": TIME_OR_NULL,
     "endedAt": TIME_OR_NULL,
     "error": PLAIN,
-}
+    "attempts": whole(1, 2, help="2: it was lost, and run again as the request asked (`retry`)."),
+}  # fmt: skip
 EXECUTION = full(EXECUTION_FIELDS, "Execution")
 RESULT = full(
     {
@@ -112,7 +120,7 @@ LOGS = full(
     {
         "stdout": ANY_TEXT, "stderr": ANY_TEXT, "stdoutBase64": Text(most=1 << 31),
         "stderrBase64": Text(most=1 << 31), "encoding": Text(choices=("utf-8", "base64")),
-        "truncated": Flag(), "state": PLAIN,
+        "truncated": Flag(), "state": PLAIN, "attempts": EXECUTION_FIELDS["attempts"],
         "next": whole(help="For ?since=."), "more": Flag(help="There is more at once."),
     },
     "Logs", maybe=("stdoutBase64", "stderrBase64"),
@@ -151,6 +159,7 @@ BACKEND = full(
     {
         "name": PLAIN, "default": Flag(), "ok": Flag(), "reason": PLAIN, "images": Flag(),
         "pause": Flag(), "networks": Items(PLAIN), "runtimes": Items(PLAIN), "enforced": NAMES,
+        "inner": Flag(help="Commands can be had behind bwrap there."),
     },
     "Backend",
 )  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from ..audit import Audit
+    from ..audit import AuditTrail
     from ..core.service import Service
     from ..http.messages import Request
     from ..limits import Limits
@@ -44,7 +44,7 @@ class Parts(Record):
 
     service: Service
     tokens: Tokens
-    audit: Audit
+    audit: AuditTrail
     limits: Limits
     sessions: Sessions
     metrics: Metrics
@@ -115,8 +115,19 @@ class Call:
     """A request that has been let in."""
 
     __slots__ = (
-        "agent", "body", "headers", "identify", "ids", "is_held", "parts", "query", "request",
-        "room", "route", "session",
+        "agent",
+        "body",
+        "headers",
+        "identify",
+        "ids",
+        "is_held",
+        "parts",
+        "query",
+        "raw",
+        "request",
+        "room",
+        "route",
+        "session",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +147,8 @@ class Call:
         self.query: dict[str, Any] = {}
         self.headers: dict[str, Any] = {}
         self.body: Any = None
+        # As it came, for another replica.
+        self.raw: bytes | None = None
 
     @property
     def service(self) -> Service:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..audit import Audit
+    from ..audit import AuditTrail
     from ..http.messages import Peer, Request
     from ..problems import Problem
     from ..values import Agent
@@ -25,7 +25,7 @@ MOST_KEYS = 1000
 class Denials:
     """Writes refusals."""
 
-    def __init__(self, audit: Audit, clock: Callable[[], float]) -> None:
+    def __init__(self, audit: AuditTrail, clock: Callable[[], float]) -> None:
         self._audit = audit
         self._clock = clock
         self._buckets = Buckets(MOST_KEYS)

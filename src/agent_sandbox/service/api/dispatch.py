@@ -14,6 +14,8 @@ from .. import limits, quotas
 from ..core.queue import draining
 from ..http.messages import Response, WebSocketResponse
 from ..problems import Problem
+from ..replicas.forwarding import unavailable
+from ..replicas.interface import Elsewhere
 from . import documents, origins
 from .call import EVENTS, JSON, Call, read_params, refuse_secrets, reply
 from .entrance import NOBODY, Entrance
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from ..http.messages import Peer, Request
     from ..logs import Log
     from ..quotas import Verdict
+    from ..replicas.gateway import Gateway
+    from ..replicas.interface import AnyBuckets
+    from ..replicas.interface import Peer as Replica
     from ..values import Agent
     from .call import Parts, Route
     from .denials import Denials
@@ -43,6 +48,8 @@ HEADERS = (
     ("cross-origin-resource-policy", "same-origin"), ("cross-origin-opener-policy", "same-origin"),
 )  # fmt: skip
 READS = ("GET", "HEAD")
+# How often a request may find that its replica is gone.
+LOOKS = 3
 # They answer at once, and everybody needs to know.
 MONITORS = ("/healthz", "/readyz")
 
@@ -65,14 +72,16 @@ class Dispatcher:
     """The handler of the HTTP server."""
 
     def __init__(
-        self, parts: Parts, names: Names, entrance: Entrance, denials: Denials, log: Log
-    ) -> None:
+        self, parts: Parts, names: Names, entrance: Entrance, denials: Denials, log: Log, *,
+        gateway: Gateway | None = None, buckets: AnyBuckets | None = None,
+    ) -> None:  # fmt: skip
         self.parts = parts
         self.names = names
         self._entrance = entrance
         self._denials = denials
         self._log = log
-        self._buckets = quotas.Buckets()
+        self._gateway = gateway
+        self._buckets = buckets or quotas.Buckets()
         self._room = Room()
 
     async def handle(self, request: Request) -> Response | WebSocketResponse:
@@ -107,7 +116,11 @@ class Dispatcher:
     # --- the way in
 
     async def _serve(self, request: Request, trace: Trace) -> Response | WebSocketResponse:
-        self._check_sender(request)
+        claim = self._gateway.receive(request) if self._gateway is not None else None
+        # One that is here for its login alone has not been counted, nor sent to its sandbox.
+        forwarded = claim is not None and not claim.session
+        if claim is None:
+            self._check_sender(request)
         route, ids = self._route(request)
         trace.label, trace.action = route.path, route.action
         trace.target = ids.get("sandboxId") or ids.get("execId") or ""
@@ -115,13 +128,80 @@ class Dispatcher:
         refuse_secrets(request.query)
         if self.parts.service.draining and not route.always:
             raise draining()
-        self._admit(call, trace)
+        if self._gateway is not None and not route.always:
+            # Before who asks is looked up: without a lease not even that may be asked.
+            self._gateway.check()
+        if claim is None and (answer := await self._from_login(call)) is not None:
+            return answer
+        self._admit(call, trace, forwarded=forwarded)
+        if self._gateway is not None and not route.always:
+            # That may have taken its time.
+            self._gateway.check()
+            answer = await self._from_home(call, forwarded=forwarded)
+            if answer is not None:
+                return answer
         # Pages have parameters of their own, which are none of ours.
         if not route.hidden:
             call.query = read_params(route.query, request.query, "query")
         call.headers = _headers(route, request)
         await _read_body(call)
-        return self._bounded(call, await route.handler(call))
+        for _ in range(LOOKS):
+            try:
+                return self._bounded(call, await route.handler(call))
+            except Elsewhere as other:
+                if other.body is not None:
+                    call.raw = other.body
+                answer = await self._passed_on(call, other.peer, forwarded=forwarded)
+                if answer is not None:
+                    return answer
+        raise unavailable()
+
+    # --- to the replica that has it
+
+    async def _from_login(self, call: Call) -> Response | WebSocketResponse | None:
+        """The answer of the replica that has the login of a cookie; None: that is none, or ours."""
+        if self._gateway is None or call.route.public:
+            return None
+        home = self._entrance.session_home(call.request)
+        if not home:
+            return None
+        # Nobody knows yet who that is.
+        self._room.enter(call.request, f"@{call.request.peer.address}", STRANGERS)
+        most = self.parts.limits.max_upload_bytes if call.route.raw else call.route.most
+        return await self._gateway.ask_login(call.request, home, most)
+
+    async def _from_home(
+        self, call: Call, *, forwarded: bool
+    ) -> Response | WebSocketResponse | None:
+        """The answer of the replica that has what the path names; None: we answer ourselves.
+
+        Before anything of the body is read: it goes through as it comes.
+        """
+        ids = call.ids
+        for _ in range(LOOKS):
+            peer = call.service.elsewhere(
+                call.agent, ids.get("sandboxId", ""), ids.get("execId", "")
+            )
+            if peer is None:
+                return None
+            answer = await self._passed_on(call, peer, forwarded=forwarded)
+            if answer is not None:
+                return answer
+        raise unavailable()
+
+    async def _passed_on(
+        self, call: Call, peer: Replica, *, forwarded: bool
+    ) -> Response | WebSocketResponse | None:
+        """Its answer; None: it is gone, and whoever asks has to look again."""
+        if forwarded or self._gateway is None:
+            # It was sent to us as its home. It has moved on; it is never sent on a second time.
+            raise unavailable()
+        route, own = call.route, limits.for_agent(self.parts.limits, call.agent)
+        return await self._gateway.pass_on(
+            call.request, peer, most=own.max_upload_bytes if route.raw else route.most,
+            token=call.session.token if call.session is not None else "",
+            owner=call.request.peer.unix and call.agent.key.startswith("uid:"), body=call.raw,
+        )  # fmt: skip
 
     def _check_sender(self, request: Request) -> None:
         """On a unix socket there is no browser and no name."""
@@ -150,7 +230,7 @@ class Dispatcher:
             )  # fmt: skip
         return route, ids
 
-    def _admit(self, call: Call, trace: Trace) -> None:
+    def _admit(self, call: Call, trace: Trace, *, forwarded: bool) -> None:
         """Who it is, whether it may, and not too often."""
         route, now = call.route, time.monotonic()
         # No rate for who is not known: behind a proxy all have one address, and one of them must
@@ -161,16 +241,17 @@ class Dispatcher:
                 self._room.enter(call.request, f"@{peer.uid or peer.address}", STRANGERS)
             return
         call.agent, call.session = self._entrance.identify(call.request)
-        call.identify = self._entrance.identify
+        call.identify = self._entrance.again
         trace.agent = call.agent
         call.room = self._room
         bounds = limits.for_agent(self.parts.limits, call.agent)
         self._room.enter(call.request, call.agent.name, bounds.max_open_requests_per_agent)
         rates = quotas.rates(bounds)
-        trace.verdict = self._buckets.check(call.agent.name, rates[quotas.REQUESTS], now)
+        if not forwarded:
+            trace.verdict = self._buckets.check(call.agent.name, rates[quotas.REQUESTS], now)
         for scope in route.scopes:
             limits.check_scope(call.agent, scope)
-        if route.makes:
+        if route.makes and not forwarded:
             self._buckets.check((call.agent.name, "makes"), rates[quotas.CREATES], now)
 
     # --- the way out
@@ -202,7 +283,9 @@ class Dispatcher:
         try:
             self._denials.note(request, trace.agent, trace.action, trace.target, problem)
         except Exception as error:  # noqa: BLE001 - the refusal stands, whatever the audit does
-            self._failed(request, error)
+            # Without a lease no line may be written: that is no fault.
+            if not (isinstance(error, Problem) and error.code == "REPLICA_UNAVAILABLE"):
+                self._failed(request, error)
         return reply(problem.status, problem.body(request.id), headers)
 
     def _failed(self, request: Request, error: BaseException) -> Response:
@@ -262,7 +345,7 @@ async def _read_body(call: Call) -> None:
     if call.room is not None:
         length = route.most if request.length is None else min(request.length, route.most)
         call.room.hold(request, call.agent.name, length)
-    raw = await request.body(route.most)
+    raw = call.raw = await request.body(route.most)
     if not raw and route.optional:
         call.body = {}
         return

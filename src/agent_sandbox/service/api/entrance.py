@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..problems import Problem
+from ..tokens_recent import Recent
 from ..values import SCOPES, Agent
 from . import sessions
 
@@ -24,32 +25,44 @@ def unknown(message: str, rule: str, hint: str = "") -> Problem:
 class Entrance:
     """Tells who asks."""
 
-    def __init__(self, tokens: Tokens, logins: Sessions, *, owner: int, secure: bool) -> None:
-        self._tokens = tokens
+    def __init__(
+        self, tokens: Tokens, logins: Sessions, *, owner: int, secure: bool,
+        recent: Recent | None = None,
+    ) -> None:  # fmt: skip
+        self._tokens = recent or Recent(tokens)
         self._sessions = logins
         self._owner = owner
         self._secure = secure
 
     def identify(self, request: Request) -> tuple[Agent, Session | None]:
         """The agent, and its session if a cookie said so."""
+        return self._identify(request, fresh=True)
+
+    def again(self, request: Request) -> tuple[Agent, Session | None]:
+        """The same for what stays open, and asks often: as it was about a second ago."""
+        return self._identify(request, fresh=False)
+
+    def _identify(self, request: Request, *, fresh: bool) -> tuple[Agent, Session | None]:
         token = given_token(request)
         peer = request.peer
         if token is not None:
-            agent = self._tokens.check(token)
+            agent = self._tokens.check(token, fresh=fresh)
             if agent is None:
                 raise _bad_token()
             return agent.replace(address=peer.address), None
         if peer.unix:
-            return self._by_uid(peer.uid), None
-        return self._by_cookie(request)
+            # A number of another machine's user means nothing here, but who has a token by it.
+            known = peer.uid in (self._owner, 0) if peer.owner is None else peer.owner
+            return self._by_uid(peer.uid, owner=known, fresh=fresh), None
+        return self._by_cookie(request, fresh=fresh)
 
-    def _by_uid(self, uid: int | None) -> Agent:
+    def _by_uid(self, uid: int | None, *, owner: bool, fresh: bool) -> Agent:
         """The kernel says who is at the other end; its owner and root need no token."""
-        if uid is not None and uid in (self._owner, 0):
+        if uid is not None and owner:
             return Agent(
                 name=OWNER, key=f"uid:{uid}", scopes=frozenset(SCOPES), uid=uid, address="unix"
             )
-        agent = self._tokens.by_uid(uid) if uid is not None else None
+        agent = self._tokens.by_uid(uid, fresh=fresh) if uid is not None else None
         if agent is None:
             raise unknown(
                 "this user has no access", "auth.uid",
@@ -57,7 +70,17 @@ class Entrance:
             )  # fmt: skip
         return agent.replace(address="unix")
 
-    def _by_cookie(self, request: Request) -> tuple[Agent, Session]:
+    def session_home(self, request: Request) -> str:
+        """Which other replica has the login of a cookie, as that says; "": nobody is asked."""
+        headers = request.headers
+        if request.peer.unix or "authorization" in headers or "x-api-key" in headers:
+            return ""
+        secure = self._secure or request.peer.tls
+        cookie = sessions.cookie_of(headers.get("cookie", ""), secure=secure) or ""
+        home = sessions.home_of(cookie)
+        return home if home != self._sessions.home else ""
+
+    def _by_cookie(self, request: Request, *, fresh: bool) -> tuple[Agent, Session]:
         secure = self._secure or request.peer.tls
         cookie = sessions.cookie_of(request.headers.get("cookie", ""), secure=secure)
         if cookie is None:
@@ -66,7 +89,7 @@ class Entrance:
                 "send 'Authorization: Bearer TOKEN'; 'sandboxctl token new NAME' makes one",
             )  # fmt: skip
         session = self._sessions.find(cookie)
-        agent = self._tokens.check(session.token) if session else None
+        agent = self._tokens.check(session.token, fresh=fresh) if session else None
         if session is None or agent is None:
             if session is not None:
                 self._sessions.close(session)

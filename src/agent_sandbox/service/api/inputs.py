@@ -224,14 +224,19 @@ LANGUAGES = {
     "bash": ("main.sh", "bash"), "sh": ("main.sh", "/bin/sh"), "ruby": ("main.rb", "ruby"),
     "perl": ("main.pl", "perl"),
 }  # fmt: skip
+RUN_FIELDS: dict[str, Kind] = {
+    "retry": Flag(help="Start it once more, in a new sandbox, should its machine be lost under it. "
+                       "Without it nothing runs twice."),
+}  # fmt: skip
 CODE_FIELDS: dict[str, Kind] = {
     "code": Text(most=16 << 20, nul=True, help="A program, instead of a command."),
     "language": Text(choices=tuple(LANGUAGES), help="Of `code`; the sandbox must have it."),
 }
 # `timeout` is the command's here: the sandbox has no life without it.
 RUN = Shape(
-    {**SANDBOX_FIELDS, **EXEC_FIELDS, **CODE_FIELDS}, one_of=("command", "cmd", "code"),
-    apart=APART, together=(("code", "language"),), name="RunWanted",
+    {**SANDBOX_FIELDS, **EXEC_FIELDS, **RUN_FIELDS, **CODE_FIELDS},
+    one_of=("command", "cmd", "code"), apart=APART, together=(("code", "language"),),
+    name="RunWanted",
     example={"cmd": ["cat", "in.txt"], "files": [{"path": "in.txt", "content": "hello"}]},
 )  # fmt: skip
 MOMENT = (

@@ -58,7 +58,7 @@ async def metrics(call: Call) -> Response:
     gauges = {
         "sandbox_audit_seq": parts.audit.seq, "sandbox_http_connections": parts.connections(),
     }  # fmt: skip
-    text = parts.metrics.render(parts.service.counts(), gauges)
+    text = parts.metrics.render(parts.service.counts(), gauges, parts.service.gauges())
     return Response(status=200, headers=(("content-type", METRICS_TYPE),), body=text.encode())
 
 

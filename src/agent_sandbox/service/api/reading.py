@@ -92,7 +92,8 @@ def run(body: Body) -> RunWish:
         name, program = LANGUAGES[body["language"]]
         command["cmd"] = [program, f"{WORK}/{name}"]
         own["files"] = [*own.get("files", ()), {"path": f"{WORK}/{name}", "content": body["code"]}]
-    return RunWish(command=execution(command), sandbox=wish(own))
+    retry = bool(body.get("retry"))
+    return RunWish(command=execution(command), sandbox=wish(own), retry=retry)
 
 
 def signal_number(given: str | int) -> int:

@@ -52,8 +52,9 @@ GONE = ok(None, "Done.", 204)
 FOUND = ok(answers.SANDBOX, "The sandbox.")
 ENDS: dict[int, Answer] = {
     200: Answer(
-        help="It has ended. As events: start, stdout, stderr, exit, error; the id of an event is "
-        "the offset behind it. `data` is text, `dataBase64` bytes that are none.",
+        help="It has ended. As events: start, stdout, stderr, retry, exit, error; the id of an "
+        "event is the offset behind it. `data` is text, `dataBase64` bytes that are none. After "
+        "retry, output is that of the second start.",
         kind=answers.RESULT, media=(EVENTS,),
     ),
     202: Answer(help="It runs in the background.", kind=answers.EXECUTION),
@@ -142,7 +143,7 @@ def _execs() -> tuple[Route, ...]:
               "exec.attach", scopes=own, websocket=True, codes=("UPGRADE_REQUIRED",),
               query={"since": Param(kind=whole(), help="An offset of its output.")},
               answers={101: Answer(help="Binary: bytes of the terminal. Text: JSON with `type` "
-                                        "resize, signal, eof, input; exit and error from us.")}),
+                                        "resize, signal, eof, input; retry, exit, error: ours.")}),
         route("POST", f"{X}/stdin", execs.stdin, "Give it input", "execs", "exec.stdin", **acts,
               body=inputs.STDIN, most=LARGE),
         route("POST", f"{X}/signal", execs.signal, "Signal it", "execs", "exec.signal", **acts,

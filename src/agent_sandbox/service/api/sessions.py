@@ -40,8 +40,10 @@ class Session(Record):
 class Sessions:
     """The sessions of this process."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], home: str = "") -> None:
+        """`home`: the replica whose process this is; cookies say so, and others can ask it."""
         self._clock = clock
+        self.home = home
         self._held: dict[bytes, Session] = {}
         self._used: dict[bytes, float] = {}
 
@@ -54,6 +56,8 @@ class Sessions:
         while len(self._held) >= MOST:
             self._drop(next(iter(self._held)))
         cookie = secrets.token_urlsafe(32)
+        if self.home:
+            cookie = f"{self.home}.{cookie}"
         session = Session(
             digest=_digest(cookie), token=token, agent=agent, csrf=secrets.token_urlsafe(24),
             expires=self._clock() + LIFETIME,
@@ -98,6 +102,11 @@ def _digest(cookie: str) -> bytes:
 def same(given: str, wanted: str) -> bool:
     """Whether two secrets are equal, in time that tells nothing."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
+
+
+def home_of(cookie: str) -> str:
+    """The replica that has made a cookie, as that says; "": there was only one."""
+    return cookie.rpartition(".")[0]
 
 
 def set_cookie(value: str, *, secure: bool) -> str:

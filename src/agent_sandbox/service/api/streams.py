@@ -27,7 +27,8 @@ HEARTBEAT = b": still here\n\n"
 # Close codes of a WebSocket.
 NORMAL, POLICY = 1000, 1008
 
-# A revoked token gets nothing more of what it has opened after so many seconds.
+# A revoked token gets nothing more of what it has opened after so many seconds; with a database
+# that replicas share after about a second more: see `tokens_recent`.
 RECHECK = 0.1
 
 _watches: set[asyncio.Future[None]] = set()
@@ -60,7 +61,7 @@ class Watched:
 
     async def __anext__(self) -> bytes:
         piece = await anext(self._body)
-        # Pieces are large: a look costs little beside them.
+        # Pieces are large: a look costs little beside them. The database is not asked for each.
         self._leave.check(always=True)
         return piece
 
@@ -86,7 +87,10 @@ def offset_of(header: str | None) -> int:
 async def events(
     call: Call, job: Job, *, offset: int = 0, cancel: bool = False
 ) -> AsyncIterator[bytes]:
-    """start, stdout and stderr as they come, exit; or error. Ids are the offsets behind them."""
+    """start, stdout and stderr as they come, exit; or error. Ids are the offsets behind them.
+
+    retry: it was lost, and is started again. What came before it is not of this time.
+    """
     watch = asyncio.ensure_future(_cancel(call, job)) if cancel else None
     if watch is not None:
         # The loop itself would let go of it.
@@ -96,8 +100,11 @@ async def events(
     try:
         # Its id says: nothing has been seen yet beyond the offset at which this reader began.
         yield _event("start", views.execution(job.execution), offset)
+        turns = Turns(job, offset)
         async for frame in job.journal.follow(offset, beat=BEAT):
             leave.check()
+            if turns.come():
+                yield _event("retry", views.execution(job.execution), offset)
             if frame.stream in STREAMS:
                 offset = frame.offset
                 yield _event(STREAMS[frame.stream], views.piece(frame.data), offset)
@@ -105,6 +112,8 @@ async def events(
                 yield HEARTBEAT
         found = await job.wait()
         leave.check(always=True)
+        if turns.come():
+            yield _event("retry", views.execution(found), offset)
         yield _event("exit", views.execution(found), offset)
     except Problem as problem:
         yield _event("error", problem.body(call.request.id), offset)
@@ -112,6 +121,21 @@ async def events(
         # The watch stays if the client has gone: then it has something to do.
         if watch is not None and not call.request.disconnected.is_set():
             watch.cancel()
+
+
+class Turns:
+    """Where in the output of a command its last start begins, for one reader."""
+
+    def __init__(self, job: Job, offset: int) -> None:
+        self._job = job
+        # Who begins behind it sees nothing of an earlier time. Who begins there may not have been
+        # told yet; twice does no harm, since nothing of the new time has been seen.
+        self._seen = job.execution.attempts if offset > job.execution.begins else 1
+
+    def come(self) -> bool:
+        """Whether what was just read is the first of another start: the journal drops the rest."""
+        told, self._seen = self._seen, self._job.execution.attempts
+        return told != self._seen
 
 
 async def _cancel(call: Call, job: Job) -> None:
@@ -170,12 +194,18 @@ async def _part(ws: WebSocket, error: BaseException | None) -> None:
 
 async def _outward(ws: WebSocket, leave: Leave, job: Job, offset: int) -> None:
     """Output as binary messages, then how it ended."""
+    turns = Turns(job, offset)
     async for frame in job.journal.follow(offset, beat=BEAT):
         leave.check()
+        if turns.come():
+            await ws.send(json.dumps({"type": "retry", **views.execution(job.execution)}))
         if frame.stream in STREAMS:
+            offset = frame.offset
             await ws.send(frame.data)
     found = await job.wait()
     leave.check(always=True)
+    if turns.come():
+        await ws.send(json.dumps({"type": "retry", **views.execution(found)}))
     await ws.send(json.dumps({"type": "exit", **views.execution(found)}))
 
 

@@ -46,7 +46,8 @@ def sandbox(found: Sandbox) -> JSON:
         "metadata": dict(found.metadata), "envNames": sorted(found.env),
         "resources": resources(found.resources),
         "effective": effective(found.resources, found.enforced),
-        "network": network(found.network), "reason": clean(found.reason),
+        "network": network(found.network), "guarantees": dict(found.enforced),
+        "inner": found.inner, "reason": clean(found.reason),
     }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def execution(found: Execution) -> JSON:
         "durationMs": max(0, round((found.ended - found.started) * 1000)) if known else None,
         "cpuMs": found.cpu_ms, "maxRssKb": found.max_rss_kb, "startedAt": when(found.started),
         "endedAt": when(found.ended), "error": clean(found.error),
+        "attempts": found.attempts,
     }  # fmt: skip
 
 
@@ -129,6 +131,7 @@ def backend(name: str, found: Support, *, default: bool) -> JSON:
         "name": name, "default": default, "ok": found.ok, "reason": found.reason,
         "images": found.images, "pause": found.pause, "networks": list(found.networks),
         "runtimes": list(found.runtimes), "enforced": dict(found.enforced),
+        "inner": found.inner,
     }  # fmt: skip
 
 
@@ -163,5 +166,5 @@ def _made(found: Decision, digest: str) -> JSON:
         "digest": digest, "runtime": found.runtime, "timeout": found.timeout,
         "resources": resources(found.resources),
         "effective": effective(found.resources, found.enforced),
-        "network": network(found.network),
+        "network": network(found.network), "inner": found.inner,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .trail import AuditTrail
 from .writer import Audit
 
-__all__ = ["Audit"]
+__all__ = ["Audit", "AuditTrail"]

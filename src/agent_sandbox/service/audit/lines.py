@@ -15,6 +15,7 @@ from ...record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 VERSION = 1
@@ -46,6 +47,11 @@ def seal(record: dict[str, object]) -> tuple[bytes, str]:
     body = _encode(record).encode()
     digest = hashlib.sha256(body).hexdigest()
     return b"%s%s%s%s\n" % (body[:-1], MARK, digest.encode(), END), digest
+
+
+def unsealed(record: Mapping[str, object]) -> str:
+    """What stands behind `prev` in a line that somebody else will seal."""
+    return "," + _encode(record)[1:]
 
 
 def parse(line: bytes) -> Line:

@@ -15,9 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .trail import Trail, Where
+
 HEAD, LOCK = "head", "lock"
 PREFIX, SUFFIX = "audit-", ".jsonl"
 LOCK_SECONDS = 5.0
+BLOCK = 1 << 16
 
 
 def name_of(number: int) -> str:
@@ -138,6 +141,31 @@ class Snapshot:
                 left -= len(line)
                 end += len(line)
                 yield end, line
+
+    def backwards(self, number: int) -> Iterator[bytes]:
+        """The lines of a file from its end to its beginning."""
+        try:
+            fd = open_log(self.directory, number, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            at, rest = self.sizes[number], b""
+            while at > 0:
+                size = min(BLOCK, at)
+                at -= size
+                lines = (os.pread(fd, size, at) + rest).split(b"\n")
+                # The first may begin in the block before.
+                rest = lines[0]
+                yield from (line for line in reversed(lines[1:]) if line)
+            if rest:
+                yield rest
+        finally:
+            os.close(fd)
+
+
+def look(where: Where) -> Trail:
+    """The trail in a directory, or the one that a writer has, as it is now."""
+    return Snapshot(where) if isinstance(where, str) else where.snapshot()
 
 
 def unavailable(why: str) -> Problem:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import os
-
-from . import places, read
+from . import places
 from .lines import BadLine, parse, stamp
-from .writer import PRUNE
+from .trail import PRUNE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..values import Agent
     from .lines import Line
-    from .writer import Audit
+    from .trail import AuditTrail, Trail
 
 # So many ends fit into one line.
 MOST_FILES = 200
 
 
-def prune(audit: Audit, actor: Agent | None, before: float) -> list[str]:
+def prune(audit: AuditTrail, actor: Agent | None, before: float) -> list[str]:
     """Remove the files whose every line is older; their names. The newest file stays.
 
     Written down first: a kill between leaves files that need not be there, never a gap. And only
     from the oldest on without a hole, so that what stays is one chain.
     """
-    trail = places.Snapshot(audit.directory)
+    audit.check_removal()
+    trail = audit.snapshot()
     removed: list[tuple[int, Line]] = []
     for number in sorted(trail.sizes)[:-1]:
         last = _last(trail, number)
@@ -37,15 +36,14 @@ def prune(audit: Audit, actor: Agent | None, before: float) -> list[str]:
             for number, line in removed[at : at + MOST_FILES]
         ]
         audit.note(actor, PRUNE, {"removed": ends, "before": stamp(before)})
-    names = [places.name_of(number) for number, _ in removed]
-    for name in names:
-        os.unlink(f"{audit.directory}/{name}")
-    return names
+    for number, _ in removed:
+        audit.remove(number)
+    return [places.name_of(number) for number, _ in removed]
 
 
-def _last(trail: places.Snapshot, number: int) -> Line | None:
+def _last(trail: Trail, number: int) -> Line | None:
     """The last line; None: there is none that can be trusted, so the file is evidence."""
-    raw = next(read.backwards(trail, number), None)
+    raw = next(trail.backwards(number), None)
     try:
         return parse(raw) if raw is not None else None
     except BadLine:

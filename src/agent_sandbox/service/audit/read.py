@@ -6,7 +6,6 @@ Reading checks nothing; `verify` does. A line that is no JSON object is passed o
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime
 
 from ...record import Record
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-BLOCK = 1 << 16
+    from .trail import Where
 
 
 class Filter(Record):
@@ -56,12 +55,12 @@ def _id(target: object) -> object:
     return target.get("id") if isinstance(target, dict) else None
 
 
-def newest(directory: str, wanted: Filter, limit: int, look: int = 200_000) -> list[dict[str, Any]]:
+def newest(where: Where, wanted: Filter, limit: int, look: int = 200_000) -> list[dict[str, Any]]:
     """The last lines that fit, newest first. At most `look` lines are looked at."""
     found: list[dict[str, Any]] = []
-    trail = places.Snapshot(directory)
+    trail = places.look(where)
     for number in sorted(trail.sizes, reverse=True):
-        for raw in backwards(trail, number):
+        for raw in trail.backwards(number):
             record = decode(raw)
             look -= 1
             if record is not None and wanted.fits(record):
@@ -71,9 +70,9 @@ def newest(directory: str, wanted: Filter, limit: int, look: int = 200_000) -> l
     return found
 
 
-def in_order(directory: str, wanted: Filter) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def in_order(where: Where, wanted: Filter) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Every line that fits, as it is and decoded, oldest first."""
-    trail = places.Snapshot(directory)
+    trail = places.look(where)
     for number in sorted(trail.sizes):
         for _, raw in trail.lines(number):
             record = decode(raw)
@@ -84,14 +83,14 @@ def in_order(directory: str, wanted: Filter) -> Iterator[tuple[bytes, dict[str, 
 class Follower:
     """The lines that come after a moment, in order, as often as it is asked."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        head = places.Snapshot(directory).head
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        head = places.look(where).head
         self._file, self._end = (head.file, head.end) if head else (1, 0)
 
     def new(self, wanted: Filter) -> list[dict[str, Any]]:
         """What has come since."""
-        trail = places.Snapshot(self._directory)
+        trail = places.look(self._where)
         found = []
         for number in sorted(n for n in trail.sizes if n >= self._file):
             start = self._end if number == self._file else 0
@@ -112,27 +111,6 @@ def decode(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def backwards(trail: places.Snapshot, number: int) -> Iterator[bytes]:
-    """The lines of a file from its end to its beginning."""
-    try:
-        fd = places.open_log(trail.directory, number, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        at, rest = trail.sizes[number], b""
-        while at > 0:
-            size = min(BLOCK, at)
-            at -= size
-            lines = (os.pread(fd, size, at) + rest).split(b"\n")
-            # The first may begin in the block before.
-            rest = lines[0]
-            yield from (line for line in reversed(lines[1:]) if line)
-        if rest:
-            yield rest
-    finally:
-        os.close(fd)
 
 
 def moment(text: str, now: float) -> float:

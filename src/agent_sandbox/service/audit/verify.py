@@ -9,11 +9,12 @@ from __future__ import annotations
 from ...record import Record
 from . import places
 from .lines import GENESIS, BadLine, Head, parse
-from .writer import GAP, PRUNE
+from .trail import GAP, PRUNE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .lines import Line
+    from .trail import Trail, Where
 
 # A trail of garbage must not fill the memory with findings.
 MOST_FINDINGS = 100
@@ -46,14 +47,14 @@ class Report(Record):
     torn: bool
 
 
-def verify(directory: str, expected: tuple[int, str] | None = None) -> tuple[Finding, ...]:
+def verify(where: Where, expected: tuple[int, str] | None = None) -> tuple[Finding, ...]:
     """All that is wrong; nothing if the trail is whole."""
-    return report(directory, expected).findings
+    return report(where, expected).findings
 
 
-def report(directory: str, expected: tuple[int, str] | None = None) -> Report:
+def report(where: Where, expected: tuple[int, str] | None = None) -> Report:
     """Read the whole trail."""
-    walk = Walk(places.Snapshot(directory), expected)
+    walk = Walk(places.look(where), expected)
     walk.run()
     return Report(
         findings=tuple(walk.findings), files=len(walk.trail.sizes), lines=walk.count,
@@ -64,7 +65,7 @@ def report(directory: str, expected: tuple[int, str] | None = None) -> Report:
 class Walk:
     """One pass over the trail."""
 
-    def __init__(self, trail: places.Snapshot, expected: tuple[int, str] | None) -> None:
+    def __init__(self, trail: Trail, expected: tuple[int, str] | None) -> None:
         self.trail = trail
         self.findings: list[Finding] = []
         self.count = 0

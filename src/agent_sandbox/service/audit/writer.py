@@ -13,27 +13,16 @@ import time
 
 from ...errors import reason as words
 from .. import store_private
-from . import places, redact
+from . import places
 from .lines import VERSION, BadLine, Head, parse, seal, stamp
+from .trail import ALLOW, GAP, RECOVERED, ROTATE_BYTES, AuditTrail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..values import Agent
 
-    Target = str | Mapping[str, object]
-
-ALLOW, DENY = "allow", "deny"
-ROTATE_BYTES = 64 << 20
-# What a target's id begins with.
-KINDS = {"sbx-": "sandbox", "exc-": "execution", "sbx_": "token"}
-MOST_ID = 32
-# The trail's own actions. `GAP` is always a finding of `verify`.
-RECOVERED, GAP, PRUNE = "audit.recovered", "audit.gap", "audit.prune"
-
-
-class Audit:
+class Audit(AuditTrail):
     """The audit trail in a directory. Several processes may write to it."""
 
     def __init__(
@@ -64,27 +53,6 @@ class Audit:
         """The end of the chain as `SEQ:HASH`, to be kept elsewhere for `verify --head`."""
         return f"{self._head.seq}:{self._head.hash}"
 
-    def write(
-        self, actor: Agent | None, action: str, *, target: Target | None = None,
-        decision: str = ALLOW, rule: str = "", reason: str = "",
-        request: Mapping[str, object] | None = None, result: Mapping[str, object] | None = None,
-        limits: Mapping[str, object] | None = None, request_id: str = "",
-    ) -> int:  # fmt: skip
-        """Write one line; its number. Raises AUDIT_UNAVAILABLE, and then nothing was written."""
-        members: dict[str, object] = {
-            "requestId": request_id, "actor": actor_of(actor), "action": action,
-            "target": target_of(target), "decision": decision, "rule": rule,
-            "reason": redact.text(reason), "request": request and redact.request(request),
-            "result": result and redact.request(result),
-            "limits": limits and dict(limits),
-        }  # fmt: skip
-        return self._write({name: value for name, value in members.items() if value})
-
-    def note(self, actor: Agent | None, action: str, request: Mapping[str, object]) -> int:
-        """A line about the trail itself, as it is: nothing in it comes from outside."""
-        record = {"action": action, "decision": ALLOW, "request": request}
-        return self._write({"actor": actor_of(actor), **record} if actor else record)
-
     def _write(self, record: Mapping[str, object]) -> int:
         with self._mutex, places.locked(self._lock):
             try:
@@ -92,6 +60,14 @@ class Audit:
                 return self._append(record)
             except OSError as error:
                 raise places.unavailable(words(error)) from error
+
+    def snapshot(self) -> places.Snapshot:
+        """What there is now, for readers."""
+        return places.Snapshot(self.directory)
+
+    def remove(self, number: int) -> None:
+        """Remove a file."""
+        os.unlink(f"{self.directory}/{places.name_of(number)}")
 
     def sync(self) -> None:
         """Bring what was written to the disk. It waits: call it from a thread, every second or so.
@@ -249,26 +225,3 @@ class Reach:
             return False
         self.head = Head(seq=found.seq, hash=found.hash, file=number, end=end)
         return True
-
-
-# --- pure
-
-
-def actor_of(agent: Agent | None) -> dict[str, object] | None:
-    """Who, without any secret; None: the service itself, or nobody that it knows."""
-    if agent is None:
-        return None
-    members = {"agent": agent.name, "key": agent.key, "uid": agent.uid, "addr": agent.address}
-    return {name: value for name, value in members.items() if value not in ("", None)}
-
-
-def target_of(target: Target | None) -> dict[str, object] | None:
-    """What; an id alone tells its kind by its beginning."""
-    if target is None or target == "":
-        return None
-    if isinstance(target, str):
-        kind = KINDS.get(target[:4], "")
-        # Our own ids are random letters, and hide nothing.
-        shown = target if kind and len(target) <= MOST_ID else redact.text(target)
-        return {"type": kind, "id": shown} if kind else {"id": shown}
-    return redact.request(target)

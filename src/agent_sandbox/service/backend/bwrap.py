@@ -27,7 +27,7 @@ from ..problems import Problem
 from ..values import Resources
 from . import tree
 from .bwrap_running import CANNOT_ENTER, BwrapRunning, Streams
-from .interface import WORK, Support
+from .interface import WORK, OnThisMachine, Support
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Live:
         return [one.init for one in self.running if one.init is not None]
 
 
-class BwrapBackend:
+class BwrapBackend(OnThisMachine):
     """Sandboxes on this machine, by bubblewrap."""
 
     name = "bwrap"
@@ -99,13 +99,13 @@ class BwrapBackend:
             os.makedirs(path, mode=0o700, exist_ok=True)
         # By the first the processes of a service that was killed are found, by the second ours.
         self._mark = "serve-" + hashlib.sha256(os.fsencode(self._data)).hexdigest()[:12]
-        self._name = f"{self._mark}-{os.urandom(4).hex()}"
         self._ground = owned.Ground(f"{self._data}/base")
         # What whoever started the service has left open is not for its sandboxes.
         descriptors.hide_descriptors()
         self._spawner = spawner.Detached()
         # bwrap's child outlives bwrap by a moment: as its new parent we learn what it has used.
         syscalls.adopt_orphans(os.uname().machine)
+        self._name = f"{self._mark}-{os.urandom(4).hex()}"
         self._groups = slices.Slices(self._name)
         end_with_us(f"{self._name}-")
         self._starters = ThreadPoolExecutor(STARTERS, "sandbox-start")
@@ -137,7 +137,7 @@ class BwrapBackend:
             return Support(ok=False, reason=error.message)
         return Support(
             ok=True, reason=self._groups.reason, enforced=self._enforced, pause=True,
-            networks=NETWORKS,
+            networks=NETWORKS, inner=True,
         )  # fmt: skip
 
     async def resolve(self, image: str) -> str:
@@ -157,7 +157,7 @@ class BwrapBackend:
 
     # --- life
 
-    async def create(self, sandbox: Sandbox) -> None:
+    async def create(self, sandbox: Sandbox) -> Mapping[str, str]:
         """Make its directories. The network policy is checked: it may not be readable."""
         place = self._place(sandbox)
         if sandbox.image:
@@ -173,6 +173,7 @@ class BwrapBackend:
             raise Problem(
                 "BACKEND_UNAVAILABLE", f"cannot make the sandbox's directories: {reason(error)}"
             ) from error
+        return {}
 
     async def delete(self, sandbox: Sandbox) -> None:
         """End its processes and remove its files."""
@@ -264,13 +265,7 @@ class BwrapBackend:
         env = {**sandbox.env, **start.env}
         if start.terminal is not None:
             env.setdefault("TERM", "xterm-256color")
-        for name, value in env.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise Problem("INVALID", f"cannot set the variable {name!r}", field="env")
-        if not start.argv or not start.argv[0] or any("\0" in word for word in start.argv):
-            raise Problem("INVALID", "cannot run an empty command", field="command")
-        if "\0" in start.cwd:
-            raise Problem("INVALID", "cannot run there", field="cwd")
+        start.replace(env=env).check()
         cwd = start.cwd or WORK
         counted = self._enforced["pids"] in ("rlimit", "server")
         return owned.Call(

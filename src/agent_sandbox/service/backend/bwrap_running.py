@@ -237,7 +237,7 @@ class BwrapRunning:
         # A limit that has ended something else inside, which the command got over, is no end.
         exceeded = self._exceeded or (self._limit() if code else "")
         words, self._first_words = self._first_words, b""
-        if code == 1 and words.startswith(CANNOT_EXECUTE):
+        if not started and code == 1 and words.startswith(CANNOT_EXECUTE):
             return self._not_executed(words)
         if not started and code and code < 128:
             said = words.decode("utf-8", "replace").strip().removeprefix(SAYS.decode())

@@ -25,7 +25,7 @@ from .docker_exec import Execution, container_state, end_container
 from .docker_files import DockerFiles
 from .docker_shelf import Shelf, remove_volume
 from .docker_stream import BadStream, Frames
-from .interface import Support
+from .interface import OnThisMachine, Support
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def instance_id(data: str) -> str:
     return found
 
 
-class DockerBackend:
+class DockerBackend(OnThisMachine):
     """See `interface.Backend`."""
 
     name = "docker"
@@ -114,7 +114,7 @@ class DockerBackend:
 
     # --- life
 
-    async def create(self, sandbox: Sandbox) -> None:
+    async def create(self, sandbox: Sandbox) -> Mapping[str, str]:
         """Make the container, start it, and hold on to it."""
         name = requests.container_name(self._instance, sandbox.id)
         runtime = await self._chosen(sandbox)
@@ -137,6 +137,7 @@ class DockerBackend:
         except BaseException:
             await asyncio.shield(self.delete(sandbox))
             raise
+        return {}
 
     @contextlib.asynccontextmanager
     async def _filling(self, pin: str, declared: tuple[str, ...]) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...record import Record
+from ..problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     # Called with 1 (standard output, and all of a terminal) or 2 and the bytes, on the loop.
     Sink = Callable[[int, bytes], None]
+    # Called with the id of a sandbox that is gone without our doing, and why, on the loop.
+    Lost = Callable[[str, str], None]
 
 # Where a command finds itself, in every backend.
 WORK, HOME = "/workspace", "/home/agent"
@@ -35,6 +38,17 @@ class Support(Record):
     pause: bool = False
     networks: tuple[str, ...] = ("off",)
     runtimes: tuple[str, ...] = ()
+    # Commands can be had behind bwrap here. Where not, who requires that is refused.
+    inner: bool = False
+
+
+class Warm(Record):
+    """Sandboxes to have ready before somebody wants them."""
+
+    template: str
+    # As a wish for the template alone would be made; without id, owner and times.
+    sandbox: Sandbox
+    count: int
 
 
 class Terminal(Record):
@@ -56,6 +70,16 @@ class Start(Record):
     # Whether there will be input; otherwise it reads the end at once.
     input: bool = False
 
+    def check(self) -> None:
+        """INVALID for what no kernel can be told."""
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise Problem("INVALID", f"cannot set the variable {name!r}", field="env")
+        if not self.argv or not self.argv[0] or any("\0" in word for word in self.argv):
+            raise Problem("INVALID", "cannot run an empty command", field="command")
+        if "\0" in self.cwd:
+            raise Problem("INVALID", "cannot run there", field="cwd")
+
 
 class Ended(Record):
     """How a command ended. `code` is 128 plus the number after a signal, as a shell has it."""
@@ -70,6 +94,8 @@ class Ended(Record):
     error: str = ""
     # 126 and 127 are also what a command may exit with; this tells.
     started: bool = True
+    # Nobody has seen its end: what it ran on is gone, or cannot be asked. `error` says why.
+    lost: bool = False
 
 
 class Running(Protocol):
@@ -159,6 +185,11 @@ class Backend(Protocol):
     """One kind of sandbox."""
 
     name: str
+    # How often to compare again with what the store has; 0: at the start only.
+    reconcile_seconds: float
+    # Whether every replica of the service reaches its sandboxes. Where not, they are Failed while
+    # their replica is away. Such a one ends nothing of others when it compares.
+    shared: bool
 
     async def probe(self) -> Support:
         """What it can do here. Cheap enough for `/readyz`."""
@@ -168,8 +199,12 @@ class Backend(Protocol):
         """The digest that an image name means now, for the pin; UNSUPPORTED without images."""
         ...
 
-    async def create(self, sandbox: Sandbox) -> None:
-        """Make it. A failure leaves nothing; creating the same id twice is an error."""
+    async def create(self, sandbox: Sandbox) -> Mapping[str, str]:
+        """Make it. A failure leaves nothing; creating the same id twice is an error.
+
+        What keeps what in this very one, where that is more than `Support.enforced` said; it is
+        shown. One that is lost before it is made is a failure, not a hang.
+        """
         ...
 
     async def delete(self, sandbox: Sandbox) -> None:
@@ -197,9 +232,53 @@ class Backend(Protocol):
         ...
 
     async def reconcile(self, known: Mapping[str, Sandbox]) -> frozenset[str]:
-        """Remove whatever is not known, end what still runs; the known ids that still exist."""
+        """Remove whatever is not known, end what still runs; the known ids that still exist.
+
+        `known` has what there is at the moment of the question: look around first, then ask it.
+        Where `reconcile_seconds` wants it, this comes again, and nothing that runs in a known one
+        is ended then.
+        """
+        ...
+
+    def attend(self, lost: Lost) -> None:
+        """Tell of sandboxes that are gone without our doing, from now on. Once, at the start.
+
+        What `delete` removes is not lost. One that is told of is deleted afterwards, too.
+        """
+        ...
+
+    async def prepare(self, wanted: tuple[Warm, ...]) -> None:
+        """Have these ready, and no others. Called after the first `reconcile`."""
+        ...
+
+    async def renewed(self, sandbox: Sandbox) -> None:
+        """It has another `expires`. A failure refuses the renewal."""
+        ...
+
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers for `/metrics`, by name without a prefix; a label: `name{label="value"}`."""
         ...
 
     async def close(self) -> None:
         """End everything that runs; sandboxes' files stay."""
         ...
+
+
+class OnThisMachine:
+    """What a backend need not do whose sandboxes live and end with this machine."""
+
+    reconcile_seconds = 0.0
+    shared = False
+
+    def attend(self, lost: Lost) -> None:
+        """Nothing is lost while the service runs."""
+
+    async def prepare(self, wanted: tuple[Warm, ...]) -> None:
+        """To make one is fast."""
+
+    async def renewed(self, sandbox: Sandbox) -> None:
+        """The reaper alone keeps the time."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None of its own."""
+        return {}

@@ -11,16 +11,15 @@ import asyncio
 import errno
 import inspect
 import os
-import stat
 from functools import partial
 
 from ...launch import sweeping
 from ...policy.owned import PARTS
 from ..problems import Problem
+from . import tree_steps as steps
 from . import tree_tar
-from .interface import Entry
-from .tree_open import DIRECTORY, Root, check, open_file, problem
-from .tree_walk import DEEPEST, each
+from .tree_open import Root, check, problem
+from .tree_steps import TOO_DEEP, describe, disk_usage, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import TypeVar
 
+    from .interface import Entry
+
     T = TypeVar("T")
 
+__all__ = [
+    "TOO_DEEP", "Pieces", "Tree", "describe", "disk_usage", "make_place", "remove_place",
+    "remove_unused", "tidy_place", "write_all",
+]  # fmt: skip
+
 CHUNK = 1 << 18
-BLOCK = 512
-KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 # Above the parts, in the order in which they are made.
 SKELETON = ("", "/home", *PARTS)
 # Modes that a client may set: no set-user-id bit on the host's disk.
 PERMISSIONS = 0o777
-# What a tree weighs that is nested deeper than anybody looks.
-TOO_DEEP = 1 << 62
-# What a file without a block weighs, and a further name of one that was counted. A file system has
-# only so many of them, and whoever counts or removes them needs time and memory for each.
-FILE_BYTES, NAME_BYTES = 4096, 1024
 
 
 def make_place(place: str) -> None:
@@ -160,11 +159,11 @@ class Tree:
 
     async def entry(self, path: str) -> Entry:
         """One entry."""
-        return await self._do(path, _entry)
+        return await self._do(path, steps.look)
 
     async def read(self, path: str, offset: int = 0) -> tuple[Entry, AsyncIterator[bytes]]:
         """A regular file."""
-        entry, fd = await self._do(path, partial(_open, offset=offset))
+        entry, fd = await self._do(path, partial(steps.open_at, offset=offset))
         return entry, Pieces(partial(self._step, partial(_more, fd)), partial(os.close, fd))
 
     async def write(
@@ -174,15 +173,15 @@ class Tree:
         check(path)
         fresh = f"{self._place}/.new-{os.urandom(8).hex()}"
         try:
-            fd = await self._step(partial(_create, fresh))
+            fd = await self._step(partial(steps.create, fresh))
         except OSError as error:
             raise Problem("NOT_FOUND", "no such sandbox") from error
         try:
             await self._fill(fd, data, limit, path)
             os.fchmod(fd, mode & PERMISSIONS)
-            return await self._do(path, partial(_put, fresh))
+            return await self._do(path, partial(steps.put, fresh))
         except BaseException:
-            _unlink(fresh)
+            steps.unlink(fresh)
             raise
         finally:
             os.close(fd)
@@ -194,21 +193,21 @@ class Tree:
             if size > limit:
                 raise Problem("TOO_LARGE", f"'{path}' would have more than {limit} bytes")
             try:
-                await self._step(partial(write_all, fd, chunk))
+                await self._step(partial(steps.write_all, fd, chunk))
             except OSError as error:
                 raise problem(error, path) from error
 
     async def delete(self, path: str, *, recursive: bool) -> None:
         """Remove a file, a link or a directory."""
-        await self._do(path, partial(_delete, recursive=recursive))
+        await self._do(path, partial(steps.delete, recursive=recursive))
 
     async def make(self, path: str) -> Entry:
         """A directory with its parents."""
-        return await self._do(path, _make)
+        return await self._do(path, steps.make)
 
     async def list(self, path: str, *, depth: int, most: int) -> tuple[list[Entry], bool]:
         """What is below."""
-        return await self._do(path, partial(_list, depth=depth, most=most))
+        return await self._do(path, partial(steps.list_below, depth=depth, most=most))
 
     async def pack(self, path: str) -> AsyncIterator[bytes]:
         """A tree as a tar."""
@@ -220,7 +219,7 @@ class Tree:
 
     async def unpack(self, path: str, data: AsyncIterator[bytes], *, limit: int) -> int:
         """A tar below a directory."""
-        top = await self._do(path, _make_open)
+        top = await self._do(path, steps.make_open)
         archive = tree_tar.Unpacking(top, self._place, limit)
         try:
             async for chunk in data:
@@ -233,62 +232,6 @@ class Tree:
         return archive.count
 
 
-# --- on a thread
-
-
-def _create(path: str) -> int:
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write everything."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-
-
-def describe(path: str, info: os.stat_result, target: str = "") -> Entry:
-    """An entry from what the kernel knows of it."""
-    kind = KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    return Entry(
-        path=path, kind=kind, size=info.st_size, mode=stat.S_IMODE(info.st_mode),
-        modified=info.st_mtime, target=target,
-    )  # fmt: skip
-
-
-def _entry(root: Root, path: str) -> Entry:
-    fd = root.find(path, follow=False)
-    try:
-        info = os.fstat(fd)
-        return describe(
-            path, info, os.readlink("", dir_fd=fd) if stat.S_ISLNK(info.st_mode) else ""
-        )
-    finally:
-        os.close(fd)
-
-
-def _open(root: Root, path: str, *, offset: int) -> tuple[Entry, int]:
-    found = root.find(path)
-    try:
-        fd = open_file(found)
-        try:
-            os.lseek(fd, offset, os.SEEK_SET)
-        except OSError:
-            # Further than any file of this file system can reach.
-            os.close(fd)
-            raise
-        return describe(path, os.fstat(found)), fd
-    finally:
-        os.close(found)
-
-
 def _more(fd: int) -> bytes | None:
     return os.read(fd, CHUNK) or None
 
@@ -298,109 +241,3 @@ def _end_pack(pieces: Generator[bytes], top: int) -> None:
         # It would close it at its end, which it never comes to.
         os.close(top)
     pieces.close()
-
-
-def _put(fresh: str, root: Root, path: str) -> Entry:
-    """Move a finished file to its place."""
-    above = path.rpartition("/")[0]
-    if above:
-        os.close(_make_open(root, above))
-    here, name = root.parent(path)
-    try:
-        os.rename(fresh, name, dst_dir_fd=here)
-        return describe(path, os.stat(name, dir_fd=here, follow_symlinks=False))
-    finally:
-        os.close(here)
-
-
-def _make(root: Root, path: str) -> Entry:
-    fd = _make_open(root, path)
-    try:
-        return describe(path, os.fstat(fd))
-    finally:
-        os.close(fd)
-
-
-def _make_open(root: Root, path: str) -> int:
-    """A directory, made with its parents where they are missing."""
-    try:
-        return root.directory(path)
-    except FileNotFoundError:
-        if path in PARTS:
-            raise
-    if path.count("/") > DEEPEST:
-        raise OSError(errno.ENAMETOOLONG, "it is nested too deep")
-    above, _, name = path.rpartition("/")
-    here = _make_open(root, above)
-    try:
-        os.mkdir(name, 0o755, dir_fd=here)
-    except FileExistsError:
-        # Made meanwhile; or a link that leads nowhere, which then is an error here.
-        pass
-    finally:
-        os.close(here)
-    return root.directory(path)
-
-
-def _delete(root: Root, path: str, *, recursive: bool) -> None:
-    here, name = root.parent(path)
-    try:
-        info = os.stat(name, dir_fd=here, follow_symlinks=False)
-        if not stat.S_ISDIR(info.st_mode):
-            os.unlink(name, dir_fd=here)
-            return
-        if not recursive:
-            os.rmdir(name, dir_fd=here)
-            return
-        aside = f"{root.place}/.gone-{os.urandom(8).hex()}"
-        sweeping.move_up(here, name, root.fd, os.path.basename(aside))
-    finally:
-        os.close(here)
-    sweeping.remove_tree(aside)
-
-
-def _list(root: Root, path: str, *, depth: int, most: int) -> tuple[list[Entry], bool]:
-    found: list[Entry] = []
-    for one in each(root.directory(path), depth=depth):
-        if len(found) >= most:
-            return _sorted(found), True
-        target = ""
-        if stat.S_ISLNK(one.info.st_mode):
-            try:
-                target = os.readlink(one.name, dir_fd=one.here)
-            except OSError:
-                # Swapped meanwhile.
-                continue
-        found.append(describe(f"{path}/{one.path}", one.info, target))
-    return _sorted(found), False
-
-
-def _sorted(found: list[Entry]) -> list[Entry]:
-    return sorted(found, key=lambda entry: entry.path)
-
-
-def disk_usage(place: str, most: int = TOO_DEEP) -> int:
-    """Bytes that a sandbox has on the disk. No link is followed, a file with two names is one.
-
-    Beyond `most` it goes no further: a command that moves directories from behind the walk to where
-    it has not been yet could keep it going for ever.
-    """
-    total = 0
-    seen: set[int] = set()
-    try:
-        top = os.open(place, DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return 0
-    for found in each(top, closed=True):
-        if found.is_deep:
-            # Where nobody counts there is no limit: it is taken for full.
-            return TOO_DEEP
-        info = found.info
-        weight = max(info.st_blocks * BLOCK, FILE_BYTES)
-        if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
-            weight = NAME_BYTES if info.st_ino in seen else weight
-            seen.add(info.st_ino)
-        total += weight
-        if total > most:
-            break
-    return total

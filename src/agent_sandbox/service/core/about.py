@@ -24,6 +24,8 @@ class Counts(Record):
     sandboxes: Mapping[str, int]
     running: int
     queued: int
+    # Since the start.
+    lost: int = 0
 
 
 class Identity(Record):
@@ -62,14 +64,16 @@ def counts(context: Context) -> Counts:
     for live in context.live.values():
         states[live.sandbox.state] = states.get(live.sandbox.state, 0) + 1
     places = context.places
-    return Counts(sandboxes=states, running=places.running(), queued=places.queued())
+    return Counts(
+        sandboxes=states, running=places.running(), queued=places.queued(), lost=context.lost
+    )
 
 
 def identity(context: Context, agent: Agent) -> Identity:
     """An agent, as the service sees it."""
     places = context.places
     return Identity(
-        agent=agent, limits=context.limits_of(agent), sandboxes=context.owned.get(agent.name, 0),
+        agent=agent, limits=context.limits_of(agent), sandboxes=context.used(agent.name),
         running=places.running(agent.name), queued=places.queued(agent.name),
     )  # fmt: skip
 
@@ -86,7 +90,7 @@ def listed(
     for live in context.live.values():
         one = live.sandbox
         if (
-            one.one_shot
+            not context.is_stored(one)
             and (cursor is None or _is_behind((one.created, one.id), cursor, newest=newest))
             and owner in (None, one.owner) and state in (None, one.state)
             and metadata.items() <= one.metadata.items()

@@ -35,7 +35,9 @@ SERVER = "server"
 def bound(live: Live) -> int | None:
     """The bytes that a sandbox may have where we have to see to it."""
     sandbox = live.sandbox
-    return sandbox.resources.disk if sandbox.enforced.get("disk") == SERVER else None
+    # Several may keep it: "kubelet+server".
+    kept = sandbox.enforced.get("disk", "").split("+")
+    return sandbox.resources.disk if SERVER in kept else None
 
 
 def left(live: Live, most: int) -> int:
@@ -67,6 +69,9 @@ class Disks:
 
     def _look(self, live: Live) -> None:
         live.look = None
+        if self._context.draining and not live.jobs:
+            # Nobody would wait for it any more.
+            return
         self._context.spawn(self._round(live))
 
     async def _round(self, live: Live) -> None:
@@ -88,12 +93,13 @@ class Disks:
         try:
             backend = self._context.backend(live.sandbox.backend)
             live.disk = (await backend.usage(live.sandbox)).disk
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             # It may be on its way out. What is not known is measured before the next use.
             live.disk = None
             there = live.removal is None and live.sandbox.id in self._context.live
-            if there and not self._context.draining:
-                log.exception("sandbox %s: its files cannot be measured", live.sandbox.id)
+            if there and not (self._context.draining or live.lost):
+                words = getattr(error, "message", "") or repr(error)
+                log.warning("sandbox %s: its files cannot be measured: %s", live.sandbox.id, words)
         finally:
             live.looking = None
         return live.disk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal as signals
 import time
@@ -10,45 +11,33 @@ import time
 from .. import limits as bounds
 from ..backend.interface import Ended, Start
 from ..problems import Problem
-from ..values import CREATE, EXEC, RUNNING, Execution
+from ..replicas.interface import Elsewhere
+from ..values import CREATE, EXEC, LOST, RUNNING, Execution
 from . import access, ids, jobs
 from .disk import Disks
 from .jobs import Job
 from .journal import Journal
 from .kept import Kept, path_of
 from .keys import Keys
+from .later import Later
+from .losses import Losses
+from .orders import Order, note_start, result_of, target
 from .queue import Share
-from .sandboxes import bounds_of, described, wrong_state
-from .wishes import check_arguments, fingerprint, shortened
+from .sandboxes import wrong_state
+from .wishes import Wish, fingerprint, repeatable, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..backend.interface import Running, Terminal
-    from ..limits import Limits
     from ..values import Agent
     from .context import Context, Live
     from .policy import Decision
     from .sandboxes import Sandboxes
-    from .wishes import ExecWish, RunWish, Wish
+    from .wishes import ExecWish, RunWish
 
 log = logging.getLogger(__name__)
 # A sandbox for one command expires so much later than its command, should all else fail.
 ONE_SHOT_MARGIN = 60.0
-
-
-class Order:
-    """A command that was admitted: who wants it, and what it may have."""
-
-    __slots__ = ("agent", "limits", "request_id", "timeout", "wish")
-
-    def __init__(self, agent: Agent, wish: ExecWish, limits: Limits, request_id: str) -> None:
-        self.agent = agent
-        self.wish = wish
-        self.limits = limits
-        self.request_id = request_id
-        self.timeout = bounds.check_timeout(limits, wish.timeout)
-        bounds.check_upload(limits, len(wish.stdin or b""))
-        check_arguments(wish.argv, wish.env)
 
 
 class Executions:
@@ -58,7 +47,9 @@ class Executions:
         self._context = context
         self._sandboxes = sandboxes
         self.disks = Disks(context, self.end)
+        self.losses = Losses(context, self.lose)
         self.kept = Kept(context)
+        self.later = Later()
         self._keys: Keys[Job] = Keys(context, "execution", self.find)
 
     # --- to start one
@@ -83,6 +74,8 @@ class Executions:
         bounds.check_scope(agent, CREATE)
         bounds.check_scope(agent, EXEC)
         order = Order(agent, wish.command, context.limits_of(agent), request_id)
+        if wish.retry:
+            order.again = repeatable(wish)
         exec_id = ids.new(ids.EXECUTION)
         if key is None:
             # A wish that will be refused does not wait first.
@@ -112,37 +105,52 @@ class Executions:
 
     async def _run(self, order: Order, wish: Wish, decision: Decision, exec_id: str) -> Job:
         try:
-            live = await self._sandboxes.make(
-                order.agent, wish, decision, ids.new(ids.SANDBOX), request_id=order.request_id,
-                one_shot_seconds=order.timeout + ONE_SHOT_MARGIN,
-            )  # fmt: skip
+            live = await self._place_of_its_own(order, wish, decision)
         except BaseException:
             self._context.places.give(order.agent.name)
             raise
         return await self._begin(order, live, exec_id)
 
+    async def _place_of_its_own(self, order: Order, wish: Wish, decision: Decision) -> Live:
+        return await self._sandboxes.make(
+            order.agent, wish, decision, ids.new(ids.SANDBOX), request_id=order.request_id,
+            one_shot_seconds=order.timeout + ONE_SHOT_MARGIN,
+        )  # fmt: skip
+
     async def _begin(self, order: Order, live: Live, exec_id: str) -> Job:
         """Start it; it has a place. On failure the place, and a sandbox of its own, are let go."""
         context, begun = self._context, time.monotonic()
-        starting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        live.starting.add(starting)
         try:
             job = self._written(order, live, exec_id)
             try:
-                running = await self._started(order, live, job)
+                await self._launch(order, live, job)
             except BaseException as error:
                 self._failed(order, live, job, error)
                 raise
         except BaseException:
             self._let_go(order, live)
             raise
-        finally:
-            live.starting.discard(starting)
-            starting.set_result(None)
-        job.running = running
-        job.watch = context.spawn(self._watch(order, live, job, running))
+        job.watch = context.spawn(self._watch(order, live, job))
         context.observe("start", time.monotonic() - begun)
         return job
+
+    async def _launch(self, order: Order, live: Live, job: Job) -> None:
+        """Have it run; or not, when its sandbox is lost meanwhile: then that is its end."""
+        starting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        live.starting.add(starting)
+        job.starter = asyncio.current_task()
+        try:
+            job.running = await self._started(order, live, job)
+        except BaseException:
+            if not job.lost:
+                raise
+            if job.starter is not None:
+                # By us: see `lose`.
+                job.starter.uncancel()
+        finally:
+            job.starter = None
+            live.starting.discard(starting)
+            starting.set_result(None)
 
     def _written(self, order: Order, live: Live, exec_id: str) -> Job:
         """Put it down, before anything runs: a line that cannot be written stops it."""
@@ -155,25 +163,15 @@ class Executions:
             cwd=wish.cwd, tty=wish.terminal is not None, background=wish.background,
             timeout=order.timeout, state=RUNNING, started=now,
         )  # fmt: skip
-        limit = order.limits.max_output_bytes
-        job = Job(execution, Journal(path_of(context, exec_id), limit=limit))
-        context.store.put_execution(execution)
+        journal = Journal(path_of(context, exec_id), limit=order.limits.max_output_bytes)
+        job = Job(execution, journal)
         try:
-            one_shot = live.sandbox if live.sandbox.one_shot else None
-            context.note(
-                order.agent, "exec.start", target(execution), request_id=order.request_id,
-                request={
-                    **(described(one_shot) if one_shot else {}),
-                    "cmd": wish.argv, "cwd": wish.cwd, "env": [*live.sandbox.env, *wish.env],
-                    "tty": execution.tty, "background": wish.background,
-                },
-                limits={
-                    **(bounds_of(one_shot) if one_shot else {}),
-                    "timeout": order.timeout, "output": limit,
-                },
-            )  # fmt: skip
+            context.replicas.begin(execution)
+            note_start(context, order, live.sandbox, execution)
         except BaseException:
-            context.store.delete_execution(exec_id)
+            with contextlib.suppress(Exception):
+                # It never ran. Its record goes, now or later, also one whose answer was lost.
+                self.later.do(lambda: context.store.delete_execution(exec_id))
             raise
         context.jobs[exec_id] = live.jobs[exec_id] = job
         live.touch(now)
@@ -187,7 +185,7 @@ class Executions:
             input=wish.stdin is not None or wish.keep_input or wish.terminal is not None,
         )  # fmt: skip
         backend = self._context.backend(live.sandbox.backend)
-        return await backend.start(live.sandbox, start, job.journal.append)
+        return await backend.start(live.sandbox, start, job.sink())
 
     def _failed(self, order: Order, live: Live, job: Job, error: BaseException) -> None:
         words = error.message if isinstance(error, Problem) else "it could not be started"
@@ -196,24 +194,16 @@ class Executions:
 
     # --- to watch over one
 
-    async def _watch(self, order: Order, live: Live, job: Job, running: Running) -> None:
-        loop = asyncio.get_running_loop()
-        job.timer = loop.call_later(order.timeout, self.end, job, jobs.TIME)
-        self.disks.watch(live)
-        if order.wish.stdin is not None:
-            job.feeder = self._context.spawn(self._feed(order.wish, job, running))
-        if job.cause:
-            # Its sandbox was removed, or the service stopped, while it started.
-            self._context.spawn(self._kill(job, running))
+    async def _watch(self, order: Order, live: Live, job: Job) -> None:
         given_up = False
         try:
-            ended = await running.wait()
+            ended = await self._end_of(order, live, job)
+            if ended.lost and self._may_again(order, job):
+                live, failed = await self._again(order, live, job, ended.error)
+                ended = failed or await self._end_of(order, live, job)
         except asyncio.CancelledError:
             given_up = True
             ended = Ended(code=137, signal="SIGKILL", error="it was killed, but has not ended")
-        except Exception:
-            log.exception("execution %s: its end is not known", job.id)
-            ended = Ended(code=125, error="its end is not known")
         try:
             self._conclude(order, live, job, ended)
         finally:
@@ -223,6 +213,96 @@ class Executions:
                                    reason="a command in it cannot be ended")  # fmt: skip
                 self._sandboxes.remove(live)
             self._let_go(order, live)
+
+    async def _end_of(self, order: Order, live: Live, job: Job) -> Ended:
+        """Wait for it; whoever cancels that has given it up, or knows that it is lost."""
+        running = job.running
+        if running is None or job.loss() is not None:
+            return job.loss() or jobs.lost("it was not started")
+        loop = asyncio.get_running_loop()
+        job.timer = loop.call_later(order.timeout, self.end, job, jobs.TIME)
+        self.disks.watch(live)
+        if order.wish.stdin is not None:
+            job.feeder = self._context.spawn(self._feed(order.wish, job, running))
+        if job.cause:
+            # Its sandbox was removed, or the service stopped, while it started.
+            self._context.spawn(self._kill(job, running))
+        job.waits = asyncio.current_task()
+        try:
+            return await running.wait()
+        except asyncio.CancelledError:
+            if (lost := job.loss()) is None or job.waits is None:
+                raise
+            job.waits.uncancel()
+            return lost
+        except Exception:
+            log.exception("execution %s: its end is not known", job.id)
+            return job.loss() or Ended(code=125, error="its end is not known")
+        finally:
+            job.waits = None
+
+    def lose(self, job: Job, reason: str) -> None:
+        """Nobody will see its end: tell those who wait, now."""
+        if job.ended or job.lost:
+            return
+        job.lost = reason
+        # Later: it may be the one who starts it, or waits for it, that tells.
+        asyncio.get_running_loop().call_soon(job.interrupt)
+
+    # --- to start one again
+
+    def _may_again(self, order: Order, job: Job) -> bool:
+        """Only if the request asked for it, and nobody has ended it meanwhile."""
+        return order.again is not None and not (job.cause or self._context.draining)
+
+    async def _again(
+        self, order: Order, old: Live, job: Job, why: str
+    ) -> tuple[Live, Ended | None]:
+        """Start it in a new sandbox; or why not: then the loss stands."""
+        live = old
+        try:
+            self._part(order, old, job, why)
+            wish = order.again or Wish()
+            decision = await self._sandboxes.decide(order.agent, wish)
+            live = await self._place_of_its_own(order, wish, decision)
+            self._enter(order, live, job)
+            await self._launch(order, live, job)
+        except Exception as error:
+            words = error.message if isinstance(error, Problem) else "it could not be started"
+            if not isinstance(error, Problem):
+                log.exception("execution %s: it cannot be started again", job.id)
+            return live, jobs.lost(f"{why}; not run again: {words}")
+        except BaseException:
+            if live is not old:
+                self._sandboxes.remove(live)
+            raise
+        return live, None
+
+    def _part(self, order: Order, old: Live, job: Job, why: str) -> None:
+        """The first time is over, and in the audit."""
+        self._context.note(
+            order.agent, "exec.end", target(job.execution), request_id=order.request_id,
+            result={"state": LOST, "attempt": job.execution.attempts, "error": why},
+        )  # fmt: skip
+        job.part()
+        old.jobs.pop(job.id, None)
+        # Where a command was lost, no other will run; and what it takes up is for the next one.
+        self.losses.lost(old.sandbox.id, why)
+
+    def _enter(self, order: Order, live: Live, job: Job) -> None:
+        """Put the second time down, before anything runs."""
+        if job.cause or self._context.draining:
+            raise Problem("WRONG_STATE", "it was ended meanwhile", rule="exec.state")
+        execution = job.execution.replace(
+            sandbox=live.sandbox.id, attempts=job.execution.attempts + 1, begins=job.journal.end
+        )
+        note_start(self._context, order, live.sandbox, execution)
+        job.execution = execution
+        job.journal.restart()
+        live.jobs[job.id] = job
+        self._context.store.put_execution(execution)
+
+    # --- to write an end down
 
     def _conclude(self, order: Order, live: Live, job: Job, ended: Ended) -> None:
         """Write the end down, then tell those who wait."""
@@ -235,13 +315,21 @@ class Executions:
         execution = jobs.outcome(job, ended, context.clock())
         failure: BaseException | None = None
         try:
-            context.store.put_execution(execution)
-            context.note(order.agent, "exec.end", target(execution), request_id=order.request_id,
-                         result=_result(execution))  # fmt: skip
+            self.later.do(
+                # Record and line, or none: who takes over writes both of what has no end. Output
+                # first: an end without it would look like that of a command that printed nothing.
+                context.replicas.check,
+                lambda: context.replicas.save(execution, job.journal),
+                lambda: context.store.put_execution(execution),
+                lambda: context.note(order.agent, "exec.end", target(execution),
+                                     request_id=order.request_id, result=result_of(execution)),
+            )  # fmt: skip
         except Exception as error:
             # An answer without its line in the audit would be a lie.
-            log.exception("execution %s: its end cannot be written down", job.id)
-            failure = error
+            # But without a lease there is nothing to write: another replica has done so, or will.
+            if not (ended.lost and context.replicas.fenced()):
+                log.exception("execution %s: its end cannot be written down", job.id)
+                failure = error
         context.jobs.pop(job.id, None)
         live.jobs.pop(job.id, None)
         live.touch(execution.ended)
@@ -276,7 +364,7 @@ class Executions:
                 return
             if not (wish.keep_input or wish.terminal is not None):
                 job.input_closed = True
-                await _close_input(running)
+                await jobs.close_input(running)
 
     # --- to end one
 
@@ -327,7 +415,17 @@ class Executions:
         return None if execution is None else self._stored(execution)
 
     def _stored(self, execution: Execution) -> Job:
-        return Job(execution, Journal.stored(path_of(self._context, execution.id)))
+        context, path = self._context, path_of(self._context, execution.id)
+        journal: Journal | None = None
+        if context.replicas.shared:
+            if (peer := context.replicas.whereabouts(None, "", execution.id)) is not None:
+                raise Elsewhere(peer)
+            # Its replica may just have been found to be gone, and it to be lost.
+            execution, journal = context.replicas.saved(execution, path)
+        job = Job(execution, journal or Journal.stored(path, execution.begins))
+        if not job.ended and execution.id not in context.jobs:
+            job.conclude(execution, jobs.unwritten())
+        return job
 
     def job(self, agent: Agent, exec_id: str) -> Job:
         """One that the agent may see."""
@@ -364,7 +462,7 @@ class Executions:
             if eof:
                 # A terminal may get more after a Ctrl-D.
                 job.input_closed = not job.execution.tty
-                await _close_input(running)
+                await jobs.close_input(running)
 
     async def resize(self, agent: Agent, exec_id: str, terminal: Terminal, request_id: str) -> None:
         """Another size of its terminal."""
@@ -397,30 +495,6 @@ class Executions:
             job.noted.add(mark)
 
 
-def target(execution: Execution) -> dict[str, str]:
-    """What a line of the audit is about."""
-    return {"type": "execution", "id": execution.id, "sandbox": execution.sandbox}
-
-
-async def _close_input(running: Running) -> None:
-    try:
-        await running.close_input()
-    except (BrokenPipeError, ConnectionError):
-        # It has ended: nobody waits for the end of its input.
-        return
-
-
 def _usable(live: Live) -> None:
     if live.sandbox.state != RUNNING:
         raise wrong_state(live.sandbox)
-
-
-def _result(execution: Execution) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "state": execution.state, "exitCode": execution.exit_code, "signal": execution.signal,
-        "timedOut": execution.timed_out, "exceeded": execution.exceeded,
-        "durationMs": round((execution.ended - execution.started) * 1000),
-        "bytesOut": execution.stdout_bytes + execution.stderr_bytes,
-        "truncated": execution.truncated, "error": execution.error,
-    }  # fmt: skip
-    return {name: value for name, value in fields.items() if value is not False and value != ""}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from ..backend.interface import Ended
 from ..problems import Problem
-from ..values import EXITED, FAILED, RUNNING
+from ..values import EXITED, FAILED, LOST, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..backend.interface import Ended, Running
+    from ..backend.interface import Running, Sink
     from ..values import Execution
     from .journal import Journal
 
@@ -31,6 +32,10 @@ class Job:
         self.journal = journal
         self.running: Running | None = None
         self.cause = ""
+        # Why its end will not be seen; who starts it at the moment, and who waits for its end.
+        self.lost = ""
+        self.starter: asyncio.Task[object] | None = None
+        self.waits: asyncio.Task[object] | None = None
         # Input is written by one at a time, in the order of the requests.
         self.input = asyncio.Lock()
         self.input_closed = False
@@ -72,6 +77,35 @@ class Job:
             raise Problem("WRONG_STATE", "the command does not run", rule="exec.state")
         return self.running
 
+    def loss(self) -> Ended | None:
+        """Its end, if that is not to be seen."""
+        return lost(self.lost) if self.lost else None
+
+    def interrupt(self) -> None:
+        """Have whoever starts it, or waits for its end, look at `lost`."""
+        # Neither: it has ended, or will look before it waits.
+        if self.lost and (task := self.starter or self.waits) is not None:
+            task.cancel()
+
+    def part(self) -> None:
+        """It will be started again: nothing of the first time may reach the second."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.feeder is not None:
+            self.feeder.cancel()
+        self.running = self.timer = self.feeder = None
+        self.lost, self.input_closed = "", False
+
+    def sink(self) -> Sink:
+        """Takes its output, as long as this is the time that counts."""
+        attempt, append = self.execution.attempts, self.journal.append
+
+        def take(stream: int, data: bytes) -> None:
+            if self.execution.attempts == attempt:
+                append(stream, data)
+
+        return take
+
     def conclude(self, execution: Execution, failure: BaseException | None = None) -> None:
         """It has ended, and that is written down (or could not be: `failure`)."""
         self.execution = execution
@@ -84,12 +118,33 @@ class Job:
                 waiter.set_result(None)
 
 
+def lost(reason: str) -> Ended:
+    """The end that nobody has seen."""
+    return Ended(code=255, lost=True, error=reason)
+
+
+def unwritten() -> Problem:
+    """It has ended, but its record says otherwise: nobody would tell those who wait for that."""
+    return Problem("STATE_UNAVAILABLE", "its end is not written down yet", rule="state",
+                   hint="try again soon", retry_after=1.0)  # fmt: skip
+
+
+async def close_input(running: Running) -> None:
+    """The end of its input."""
+    try:
+        await running.close_input()
+    except (BrokenPipeError, ConnectionError):
+        # It has ended: nobody waits for the end of its input.
+        return
+
+
 def outcome(job: Job, ended: Ended, now: float) -> Execution:
     """The record of an end: what the backend saw, and what we did. Pure."""
     journal = job.journal
     exceeded = "disk" if job.cause == DISK else ended.exceeded
+    state = LOST if ended.lost else EXITED if ended.started else FAILED
     return job.execution.replace(
-        state=EXITED if ended.started else FAILED, exit_code=ended.code, signal=ended.signal,
+        state=state, exit_code=None if ended.lost else ended.code, signal=ended.signal,
         timed_out=job.cause == TIME, oom_killed=ended.exceeded == "memory", exceeded=exceeded,
         truncated=journal.truncated, stdout_bytes=journal.bytes[1], stderr_bytes=journal.bytes[2],
         ended=now, cpu_ms=ended.cpu_ms, max_rss_kb=ended.max_rss_kb,

@@ -5,6 +5,9 @@ it, so a reader that tells the last one it has seen goes on exactly there. The n
 memory; when they are more than a block, or older than a second, they go to the file. Readers take
 them from there at their own pace: the writer never waits for a reader.
 
+When a lost command is started again, what the first start wrote is dropped, so that no execution
+keeps more than one limit. Offsets go on, since readers have seen the old ones.
+
 Reads and writes of the file happen on the loop: they are copies to and from the page cache, no
 longer than two blocks, and a thread would cost more than the copy.
 """
@@ -52,14 +55,16 @@ class Collected(Record):
 class Journal:
     """The frames of one execution. Only the loop may use it."""
 
-    def __init__(self, path: str, *, limit: int) -> None:
+    def __init__(self, path: str, *, limit: int, begins: int = 0) -> None:
         self._path = path
         self._limit = limit
+        # The offset of what is kept, at which the file begins.
+        self.begins = begins
         # The newest frames, and the offset at which they begin.
         self._tail = bytearray()
-        self._start = 0
+        self._start = begins
         # Where blocks of the file begin: an offset is checked by a walk from the nearest one.
-        self._blocks: list[int] = [0]
+        self._blocks: list[int] = [begins]
         self._descriptor = -1
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -70,21 +75,26 @@ class Journal:
         self.bytes = {STDOUT: 0, STDERR: 0}
 
     @classmethod
-    def stored(cls, path: str) -> Journal:
+    def stored(cls, path: str, begins: int = 0) -> Journal:
         """The journal of an execution that has ended, maybe under an earlier process."""
-        journal = cls(path, limit=0)
+        journal = cls(path, limit=0, begins=begins)
         journal.ended = True
         try:
-            journal._start = os.stat(path, follow_symlinks=False).st_size
+            journal._start += os.stat(path, follow_symlinks=False).st_size
         except FileNotFoundError:
             # It said nothing.
-            journal._start = 0
+            return journal
         return journal
 
     @property
     def end(self) -> int:
         """The offset behind the newest frame."""
         return self._start + len(self._tail)
+
+    @property
+    def size(self) -> int:
+        """How much is kept."""
+        return self.end - self.begins
 
     # --- the writer
 
@@ -114,13 +124,16 @@ class Journal:
 
     def _flush(self) -> None:
         """Move the newest frames to the file."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unschedule()
         if self._save():
             self._start += len(self._tail)
             self._blocks.append(self._start)
         self._tail = bytearray()
+
+    def _unschedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _save(self) -> bool:
         """Write the newest frames; False: they are lost.
@@ -135,21 +148,30 @@ class Journal:
                 self._descriptor = os.open(self._path, flags, 0o600)
             with memoryview(self._tail) as rest:
                 done = 0
+                at = self._start - self.begins
                 while done < len(rest):
-                    done += os.pwrite(self._descriptor, rest[done:], self._start + done)
+                    done += os.pwrite(self._descriptor, rest[done:], at + done)
         except OSError:
             self.truncated = True
             self._limit = self._kept = 0
             return False
         return True
 
+    def restart(self) -> None:
+        """What follows is of another start, and what is there goes. Readers skip the rest of it."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+        self._unschedule()
+        self.begins = self._start = self.end
+        self._tail, self._blocks = bytearray(), [self.begins]
+        self._kept, self.truncated = 0, False
+        self.bytes = dict.fromkeys(self.bytes, 0)
+
     def close(self) -> None:
         """No more output. All of it is in the file now; a silent command leaves none."""
         if self.ended:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unschedule()
         # The newest frames also stay in memory, for the one who waits for the answer.
         if not self._save():
             self._tail = bytearray()
@@ -177,6 +199,8 @@ class Journal:
 
     def read(self, offset: int) -> bytes:
         """What follows an offset: about two blocks of frames, of which the last may be cut."""
+        if offset < self.begins:
+            return b""
         if offset >= self._start:
             at = offset - self._start
             return bytes(memoryview(self._tail)[at : at + _READ])
@@ -194,7 +218,7 @@ class Journal:
 
     def _read_file(self, descriptor: int, offset: int) -> bytes:
         # Behind `_start` the file may hold a torn write, or what is in memory too.
-        return os.pread(descriptor, min(_READ, self._start - offset), offset)
+        return os.pread(descriptor, min(_READ, self._start - offset), offset - self.begins)
 
     async def more(self, seconds: float | None) -> bool:
         """Wait for a frame or the end; False: neither came for so long."""
@@ -211,8 +235,11 @@ class Journal:
     async def check(self, offset: int) -> None:
         """Refuse an offset at which no frame begins: replay from there would be noise.
 
-        One behind the end is fine: a killed service may have lost the last second.
+        One behind the end is fine: a killed service may have lost the last second. So is one in
+        what was dropped: who has seen that goes on with what is kept.
         """
+        if 0 <= offset < self.begins:
+            return
         at = self._blocks[bisect_right(self._blocks, offset) - 1] if offset >= 0 else offset + 1
         while at < offset and at < self.end:
             data = self.read(at)
@@ -236,7 +263,7 @@ class Journal:
         `whole`: only whole frames, at least one, so that `next` goes on exactly behind them.
         """
         await self.check(offset)
-        begin = offset
+        begin = offset = max(offset, self.begins)
         parts: dict[int, bytearray] = {STDOUT: bytearray(), STDERR: bytearray()}
         data, at = self.read(offset), 0
         while True:
@@ -306,7 +333,7 @@ class Follower:
             await self._journal.check(self._offset)
             self._offset = min(self._offset, self._journal.end)
             self._checked = True
-        while (frame := first(self._data, self._at, self._offset)) is None:
+        while (frame := self._next()) is None:
             # No wait between the look at `ended` and the one for frames: none can come between.
             ended = self._journal.ended
             behind = self._offset < self._journal.end
@@ -321,6 +348,12 @@ class Follower:
         self._at += frame.offset - self._offset
         self._offset = frame.offset
         return frame
+
+    def _next(self) -> Frame | None:
+        """Of what was read ahead, if it was not dropped meanwhile."""
+        if self._offset < self._journal.begins:
+            self._offset, self._data, self._at = self._journal.begins, b"", 0
+        return first(self._data, self._at, self._offset)
 
     async def aclose(self) -> None:
         """Nothing is held but what was read ahead."""

@@ -10,6 +10,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 from ..problems import Problem
+from ..replicas.interface import Elsewhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,23 +44,37 @@ class Keys(Generic[T]):
         if (found := self._under_way.get((owner, key))) is not None:
             _same(found[0], body)
             return await asyncio.shield(found[1]), False
-        store = self._context.store
-        if (row := store.idempotent(owner, key)) is not None:
-            _same(row[0], body)
-            if row[1] is not None:
-                status, made_id = row[1]
-                if (made := self._find(made_id)) is not None:
-                    return made, False
-                if status == MADE:
-                    raise Problem("CONFLICT", f"the {self._kind} of this key is gone", rule="key",
-                                  hint="use a new Idempotency-Key")  # fmt: skip
-            store.release(owner, key)
-        store.claim(owner, key, body, self._context.clock())
-        store.answer(owner, key, CHOSEN, id)
+        while True:
+            if (made := self._made(owner, key, body)) is not None:
+                return made, False
+            # False: another replica was faster; what it makes is what is wanted.
+            if self._context.replicas.claim(owner, key, body, self._context.clock(), id):
+                break
         task = self._context.spawn(self._make(owner, key, id, make))
         self._under_way[owner, key] = (body, task)
         task.add_done_callback(_seen)
         return await asyncio.shield(task), True
+
+    def _made(self, owner: str, key: str, body: str) -> T | None:
+        """What an earlier request with the key has made; None: nothing, and the key is free."""
+        store = self._context.store
+        if (row := store.idempotent(owner, key)) is None:
+            return None
+        _same(row[0], body)
+        made_id = None
+        if row[1] is not None:
+            status, made_id = row[1]
+            if status == CHOSEN and (peer := self._context.replicas.claimed(owner, key)):
+                # It is under way there: that one waits for it, and answers.
+                raise Elsewhere(peer)
+            if (made := self._find(made_id)) is not None:
+                return made
+            if status == MADE:
+                raise Problem("CONFLICT", f"the {self._kind} of this key is gone", rule="key",
+                              hint="use a new Idempotency-Key")  # fmt: skip
+        # Only what we have looked at: another replica may have come to the same end, and gone on.
+        store.release(owner, key, made_id)
+        return None
 
     async def _make(self, owner: str, key: str, id: str, make: Callable[[str], Awaitable[T]]) -> T:
         store = self._context.store
@@ -68,9 +83,9 @@ class Keys(Generic[T]):
                 made = await make(id)
             except BaseException:
                 # A refusal holds for now, not for ever: the same request may succeed later.
-                store.release(owner, key)
+                store.release(owner, key, id)
                 raise
-            store.answer(owner, key, MADE, id)
+            store.made(owner, key, MADE, id)
         finally:
             del self._under_way[owner, key]
         return made

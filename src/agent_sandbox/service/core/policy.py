@@ -7,7 +7,7 @@ from ...policy import network as rules
 from ...record import Record
 from .. import limits as bounds
 from ..problems import Problem
-from ..values import Network, Resources
+from ..values import REQUIRED, Network, Resources
 from .templates import DEFAULT
 
 TYPE_CHECKING = False
@@ -42,6 +42,7 @@ class Draft(Record):
     timeout: float | None
     resources: Resources
     network: Network
+    inner: str
     # Hosts that the agent itself has named; a template's are the operator's.
     named: tuple[str, ...]
 
@@ -58,6 +59,7 @@ class Decision(Record):
     resources: Resources
     enforced: Mapping[str, str]
     network: Network
+    inner: str
 
 
 def decide(agent: Agent, wish: Wish, world: World) -> Decision:
@@ -113,7 +115,7 @@ def _draft(agent: Agent, wish: Wish, world: World) -> Draft:
         runtime=wish.runtime or template.runtime, env={**template.env, **wish.env},
         timeout=template.timeout if wish.timeout is None else wish.timeout,
         resources=Resources(**resources), network=wish.network or template.network or Network(),
-        named=wish.network.allow if wish.network is not None else (),
+        inner=template.inner, named=wish.network.allow if wish.network is not None else (),
     )  # fmt: skip
 
 
@@ -125,7 +127,7 @@ def _decided(draft: Draft, world: World) -> Decision:
         runtime=bounds.check_runtime(world.limits, draft.runtime), network=draft.network,
         timeout=bounds.check_lifetime(world.limits, draft.timeout),
         resources=bounds.check_resources(world.limits, draft.resources),
-        enforced={name: kept.get(name, "") for name in Resources.__fields__},
+        enforced={name: kept.get(name, "") for name in Resources.__fields__}, inner=draft.inner,
     )  # fmt: skip
 
 
@@ -214,12 +216,20 @@ def _resources(_agent: Agent, draft: Draft, limits: Limits, support: Support) ->
             )  # fmt: skip
 
 
+def _inner(_agent: Agent, draft: Draft, _limits: Limits, support: Support) -> None:
+    if draft.inner == REQUIRED and not support.inner:
+        raise _unsupported(
+            draft, "bwrap inside, which the template requires", "template",
+            "use another backend, or a template without `inner`",
+        )  # fmt: skip
+
+
 def _lifetime(_agent: Agent, draft: Draft, limits: Limits, _support: Support) -> None:
     bounds.check_lifetime(limits, draft.timeout)
 
 
 CHECKS: tuple[Callable[[Agent, Draft, Limits, Support], None], ...] = (
-    _available, _image, _runtime, _network, _resources, _lifetime,
+    _available, _image, _runtime, _network, _resources, _inner, _lifetime,
 )  # fmt: skip
 
 

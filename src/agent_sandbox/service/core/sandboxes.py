@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import contextmanager
 
 from .. import limits as bounds
 from .. import quotas
@@ -12,7 +13,7 @@ from ..backend.interface import WORK
 from ..problems import Problem
 from ..values import CREATE, FAILED, PAUSED, PENDING, RUNNING, STOPPING, Sandbox
 from . import ids
-from .context import Live
+from .context import STUCK, Live
 from .jobs import KILL_GRACE, REMOVED
 from .keys import Keys
 from .policy import decide
@@ -20,7 +21,7 @@ from .wishes import check_arguments, fingerprint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from ..backend.interface import Backend
     from ..values import Agent
@@ -37,12 +38,17 @@ class Sandboxes:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._rates = quotas.Buckets()
+        self._rates = context.replicas.buckets("creates")
         self._keys: Keys[Sandbox] = Keys(context, "sandbox", self._made)
 
     def _made(self, sandbox_id: str) -> Sandbox | None:
-        live = self._context.live.get(sandbox_id)
-        return live.sandbox if live is not None and live.sandbox.state != PENDING else None
+        context = self._context
+        live = context.live.get(sandbox_id)
+        found = live.sandbox if live is not None else None
+        if live is None and context.replicas.shared:
+            # Another replica's. One for a single command has a key of its command.
+            found = context.store.get_sandbox(sandbox_id)
+        return found if found is not None and found.state != PENDING else None
 
     # --- to make one
 
@@ -89,8 +95,6 @@ class Sandboxes:
         context, begun = self._context, time.monotonic()
         backend = context.backend(decision.backend)
         digest = await backend.resolve(decision.image) if decision.image else ""
-        # No wait between the count and the entry: what passes is counted for the next one.
-        self._check_counts(agent)
         now = context.clock()
         seconds = decision.timeout if one_shot_seconds is None else one_shot_seconds
         sandbox = Sandbox(
@@ -98,12 +102,13 @@ class Sandboxes:
             template=decision.template, image=decision.image, digest=digest,
             runtime=decision.runtime, env=decision.env, metadata=dict(wish.metadata),
             resources=decision.resources, enforced=decision.enforced, network=decision.network,
-            created=now, expires=now + seconds, last_used=now,
+            inner=decision.inner, created=now, expires=now + seconds, last_used=now,
             one_shot=one_shot_seconds is not None,
         )  # fmt: skip
         live = Live(sandbox, idle=context.limits_of(agent).idle_timeout)
         live.disk = sum(len(file.data) for file in wish.files)
-        context.enter(live)
+        # No wait between the count and the entry: what passes is counted for the next one.
+        context.admit(live, lambda: self._check_counts(agent))
         async with live.lock:
             await self._build(agent, live, backend, wish.files, request_id)
         context.observe("create", time.monotonic() - begun)
@@ -111,9 +116,9 @@ class Sandboxes:
 
     def _check_counts(self, agent: Agent) -> None:
         context = self._context
-        own = context.owned.get(agent.name, 0)
+        own = context.used(agent.name)
         bounds.check_count(context.limits_of(agent), "max_sandboxes_per_agent", own, retry_after=1)
-        every = sum(context.owned.values())
+        every = context.used()
         bounds.check_count(context.limits, "max_sandboxes", every, retry_after=1)
 
     async def _build(
@@ -125,24 +130,36 @@ class Sandboxes:
             if not live.sandbox.one_shot:
                 # In the store first: a kill leaves a trace. One for a single command never gets
                 # there, and its line is that of the command: the start removes what it finds.
-                context.store.put_sandbox(live.sandbox)
+                if not context.replicas.shared:
+                    # There it was written down when it was counted.
+                    context.store.put_sandbox(live.sandbox)
                 context.note(
                     agent, "sandbox.create", target(live.sandbox), request_id=request_id,
                     request=described(live.sandbox), limits=bounds_of(live.sandbox),
                 )  # fmt: skip
             begun = True
-            await backend.create(live.sandbox)
-            for file in files:
-                path = file.path if file.path.startswith("/") else f"{WORK}/{file.path}"
-                await backend.files(live.sandbox).write(
-                    path, _once(file.data), limit=len(file.data), mode=file.mode
-                )
+            with _unless_lost(live):
+                keeps = await backend.create(live.sandbox)
+                live.sandbox = live.sandbox.replace(enforced=_kept(live.sandbox, keeps))
+                for file in files:
+                    path = file.path if file.path.startswith("/") else f"{WORK}/{file.path}"
+                    await backend.files(live.sandbox).write(
+                        path, _once(file.data), limit=len(file.data), mode=file.mode
+                    )
             context.update(live, state=RUNNING)
         except BaseException:
             if begun:
                 await self._undo(live, backend)
-            context.leave(live)
+            self._forget(live)
             raise
+
+    def _forget(self, live: Live) -> None:
+        """Nothing is left of it; or, while the state is away, the reaper sees to that."""
+        try:
+            self._context.leave(live)
+        except Exception:
+            log.exception("sandbox %s was not made, and cannot be forgotten yet", live.sandbox.id)
+            live.sandbox = live.sandbox.replace(state=FAILED, reason=STUCK)
 
     async def _undo(self, live: Live, backend: Backend) -> None:
         try:
@@ -165,7 +182,16 @@ class Sandboxes:
         seconds = bounds.check_lifetime(context.limits_of(agent), timeout)
         context.note(agent, "sandbox.renew", target(live.sandbox), request_id=request_id,
                      limits={"lifetime": seconds})  # fmt: skip
-        return context.update(live, expires=now + seconds, last_used=now)
+        return await context.finish(self._renew(live, now, now + seconds))
+
+    async def _renew(self, live: Live, now: float, expires: float) -> Sandbox:
+        async with live.lock:
+            _need(live, (RUNNING, PAUSED))
+            # The backend first: an end that we have promised must not come early.
+            backend = self._context.backend(live.sandbox.backend)
+            with _unless_lost(live):
+                await backend.renewed(live.sandbox.replace(expires=expires))
+            return self._context.update(live, expires=expires, last_used=now)
 
     async def set_metadata(
         self, agent: Agent, sandbox_id: str, changes: Mapping[str, str | None], *, request_id: str
@@ -208,9 +234,14 @@ class Sandboxes:
             context.update(live, state=after if after == PAUSED else before)
             try:
                 await live.quiet()
-                await (backend.pause if after == PAUSED else backend.resume)(live.sandbox)
+                with _unless_lost(live):
+                    await (backend.pause if after == PAUSED else backend.resume)(live.sandbox)
             except BaseException:
-                context.update(live, state=before)
+                if not live.lost:
+                    # In memory first: it is as it was, whether the state can be told now or later.
+                    live.sandbox = live.sandbox.replace(state=before)
+                    live.dirty = True
+                    context.update(live)
                 raise
             return context.update(live, state=after, last_used=context.clock())
 
@@ -227,6 +258,10 @@ class Sandboxes:
         bounds.check_scope(agent, CREATE)
         live = self._context.sandbox(agent, sandbox_id)
         self._context.note(agent, "sandbox.delete", target(live.sandbox), request_id=request_id)
+        if sandbox_id not in self._context.live:
+            # Its replica is away, and with it whatever there was.
+            self._context.replicas.drop(sandbox_id)
+            return
         await asyncio.shield(self.remove(live))
 
     def remove(self, live: Live) -> asyncio.Task[None]:
@@ -243,8 +278,10 @@ class Sandboxes:
                 if live.sandbox.id not in context.live:
                     # It could not be made, and has been undone.
                     return
+                # In memory first: should the state be away, the reaper goes on with it.
+                live.sandbox = live.sandbox.replace(state=STOPPING)
                 # Written down: after a kill it is removed, not kept.
-                context.update(live, state=STOPPING)
+                context.update(live)
                 await self._end(live, gone=gone)
         finally:
             live.removal = None
@@ -259,7 +296,8 @@ class Sandboxes:
                 await context.backend(live.sandbox.backend).delete(live.sandbox)
         except BaseException as error:
             # It still counts, and the reaper tries again.
-            context.update(live, state=FAILED, reason="it could not be removed")
+            live.sandbox = live.sandbox.replace(state=FAILED, reason=STUCK)
+            context.update(live)
             if not isinstance(error, Problem):
                 log.exception("sandbox %s could not be removed", live.sandbox.id)
             raise
@@ -294,6 +332,34 @@ def wrong_state(sandbox: Sandbox) -> Problem:
     """The refusal of a sandbox that is not as it has to be."""
     why = f": {sandbox.reason}" if sandbox.reason else ""
     return Problem("WRONG_STATE", f"the sandbox is {sandbox.state}{why}", rule="sandbox.state")
+
+
+@contextmanager
+def _unless_lost(live: Live) -> Iterator[None]:
+    """Refuse to go on with one that is lost while it is made, or changed: that is the reason."""
+    try:
+        yield
+        failure: Exception | None = None
+    except Exception as error:
+        if not live.lost:
+            raise
+        failure = error
+    if live.lost:
+        raise Problem(
+            "BACKEND_UNAVAILABLE", f"the sandbox was lost: {live.lost}", rule="sandbox.lost",
+            hint="make another one", retry_after=1.0,
+        ) from failure  # fmt: skip
+
+
+def _kept(sandbox: Sandbox, keeps: Mapping[str, str]) -> dict[str, str]:
+    """What keeps each bound, as it was decided, and as it came out."""
+    for name, by in sandbox.enforced.items():
+        if by and keeps.get(name) == "" and getattr(sandbox.resources, name, None) is not None:
+            # It was promised; whoever asked may have relied on it.
+            raise Problem("LIMIT_NOT_ENFORCEABLE", f"this sandbox could not be bound in {name}",
+                          rule="backend.enforced", hint="try again, or ask the operator",
+                          field=f"resources.{bounds.RESOURCES[name]}")  # fmt: skip
+    return {**sandbox.enforced, **keeps}
 
 
 def _check_files(limits: bounds.Limits, wish: Wish, decision: Decision) -> None:

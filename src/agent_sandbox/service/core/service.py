@@ -7,8 +7,11 @@ it happens: a line that cannot be written stops the act. Lines of refusals are t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 
+from ..problems import Problem
 from . import about, access, reconcile
 from .context import Context
 from .executions import Executions
@@ -21,10 +24,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from ..audit import Audit
+    from ..audit import AuditTrail
     from ..backend.interface import Backend, Support, Terminal
     from ..limits import Limits
-    from ..store import Store
+    from ..replicas.interface import Peer, Replicas
+    from ..state import State
     from ..tokens import Tokens
     from ..values import Agent, Execution, Resources, Sandbox
     from .about import Check, Counts, Identity
@@ -33,14 +37,19 @@ if TYPE_CHECKING:
     from .wishes import ExecWish, RunWish, Wish
 
 
+log = logging.getLogger(__name__)
+# Between two looks for sandboxes that have become idle, while the service stops.
+LEAVE_SECONDS = 0.5
+
+
 class Service:
     """All that the front ends may ask for. Only the loop may use it."""
 
     def __init__(
-        self, *, store: Store, tokens: Tokens, audit: Audit, limits: Limits,
+        self, *, store: State, tokens: Tokens, audit: AuditTrail, limits: Limits,
         backends: Mapping[str, Backend], default_backend: str, data: str,
         templates: Mapping[str, Template], clock: Callable[[], float] = time.time,
-        observe: Callable[[str, float], None] | None = None,
+        observe: Callable[[str, float], None] | None = None, replicas: Replicas | None = None,
     ) -> None:  # fmt: skip
         """`observe` gets measurements for metrics: see `context.MEASURES`."""
         self.store = store
@@ -51,11 +60,12 @@ class Service:
         self._context = Context(
             store=store, tokens=tokens, audit=audit, limits=limits, backends=backends,
             default_backend=default_backend, data=data, templates=templates, clock=clock,
-            observe=observe,
+            observe=observe, replicas=replicas,
         )  # fmt: skip
         self._sandboxes = Sandboxes(self._context)
         self._executions = Executions(self._context, self._sandboxes)
-        self._reaper = Reaper(self._context, self._sandboxes, self._executions.kept)
+        self._losses = self._executions.losses
+        self._reaper = Reaper(self._context, self._sandboxes, self._executions, self._losses)
 
     # --- its life
 
@@ -74,6 +84,7 @@ class Service:
         context = self._context
         reconcile.load(context)
         self._executions.kept.load()
+        self._losses.attend()
         for name in context.backends:
             # One that is away is asked again by the reaper.
             await reconcile.backend(context, name)
@@ -89,6 +100,10 @@ class Service:
         context.draining = True
         context.places.close()
         await self._reaper.stop()
+        if context.replicas.fenced():
+            # What it still removes may be another replica's by now.
+            await self._losses.stop()
+        leaving = asyncio.ensure_future(self._leave_idle())
         try:
             async with asyncio.timeout(max(drain, 0.0)):
                 await context.settle()
@@ -98,16 +113,59 @@ class Service:
             for job in tuple(context.jobs.values()):
                 self._executions.end(job, STOPPED)
             await context.settle()
-        self._reaper.save()
+        finally:
+            leaving.cancel()
+        await self._losses.stop()
+        try:
+            if not context.replicas.fenced():
+                self._executions.later.again()
+                self._reaper.save()
+        except Problem as problem:
+            # The next start finds what has no end; only moments of last uses are missing.
+            log.warning("not all could be written down at the end: %s", problem.message)
         for backend in context.backends.values():
             await backend.close()
         await asyncio.to_thread(context.audit.sync)
+
+    async def _leave_idle(self) -> None:
+        """Leave sandboxes to other replicas while commands still run in others."""
+        context = self._context
+        while context.replicas.shared:
+            for live in tuple(context.live.values()):
+                try:
+                    if live.is_idle and context.replicas.let_go(live):
+                        context.let_go(live)
+                except Problem as problem:
+                    log.warning("sandboxes cannot be handed over now: %s", problem.message)
+                    break
+            await asyncio.sleep(LEAVE_SECONDS)
+
+    def fence(self, reason: str) -> None:
+        """The lease is lost: whatever runs is lost with it. Nothing is written down any more."""
+        for job in tuple(self._context.jobs.values()):
+            if job.running is not None:
+                self._context.spawn(_kill(job))
+            self._executions.lose(job, reason)
+
+    def elsewhere(self, agent: Agent, sandbox: str, execution: str) -> Peer | None:
+        """The other replica that has a sandbox or an execution; None: nobody but us is to ask."""
+        context = self._context
+        if not context.replicas.shared or not (sandbox or execution):
+            return None
+        live, job = context.live.get(sandbox), context.jobs.get(execution)
+        owner = live.sandbox.owner if live is not None else job.execution.owner if job else None
+        if owner is not None and access.may_see(agent, owner):
+            return None
+        # Another's that is here takes as long as what does not exist.
+        return context.replicas.whereabouts(agent, sandbox, execution)
 
     async def ready(self) -> tuple[bool, str]:
         """Whether it can take work, or a short reason without detail."""
         context = self._context
         if context.draining:
             return False, "draining"
+        if context.replicas.fenced():
+            return False, "lease"
         name = context.default_backend
         support = await context.probe(name)
         if not support.ok or name not in context.reconciled:
@@ -117,6 +175,10 @@ class Service:
     def counts(self) -> Counts:
         """Gauges: sandboxes by state, executions that run and that wait."""
         return about.counts(self._context)
+
+    def gauges(self) -> dict[str, Mapping[str, float]]:
+        """Numbers that backends give of themselves, by backend."""
+        return {name: backend.gauges() for name, backend in self._context.backends.items()}
 
     # --- sandboxes
 
@@ -247,3 +309,11 @@ class Service:
     async def policy_check(self, agent: Agent, wish: Wish) -> Check:
         """What would become of a wish, and why; nothing is made."""
         return await about.check(self._context, agent, wish)
+
+
+async def _kill(job: Job) -> None:
+    """Its processes must not go on beside what another replica starts in their sandbox."""
+    running = job.running
+    if running is not None:
+        with contextlib.suppress(Exception):
+            await running.kill()

@@ -5,6 +5,8 @@ description = "Python with the network off"
 image = "python:3.13-slim"
 env = { PYTHONUNBUFFERED = "1" }
 timeout = 3600
+warm = 3
+inner = "required"
 [python.resources]
 memory = "1G"
 [python.network]
@@ -20,7 +22,7 @@ import tomllib
 from ...errors import UsageError, reason
 from ...record import Record
 from .. import limits_units as units
-from ..values import Network, Resources
+from ..values import INNER, PREFERRED, Network, Resources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 FILE = "templates.toml"
+# Each costs memory while nobody uses it: more is a slip of the hand.
+MOST_WARM = 10_000
 
 
 class Template(Record):
@@ -42,6 +46,10 @@ class Template(Record):
     timeout: float | None = None
     resources: Resources = Resources()
     network: Network | None = None
+    # How many sandboxes to have ready, where the backend has a pool.
+    warm: int = 0
+    # Whether commands have to be behind bwrap, where the backend makes containers: one of INNER.
+    inner: str = PREFERRED
 
 
 def load(data: str, path: str | None = None) -> dict[str, Template]:
@@ -110,6 +118,18 @@ def _count(value: object) -> int:
     return value
 
 
+def _pool(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WARM:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {MOST_WARM}")
+    return value
+
+
+def _inner(value: object) -> str:
+    if value not in INNER:
+        raise ValueError(f"{value!r} is none of {', '.join(INNER)}")
+    return str(value)
+
+
 def _table(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r} is not a table")  # noqa: TRY004 - told as the file's mistake
@@ -150,7 +170,8 @@ def _network(value: object) -> Network:
 _NETWORK: dict[str, Callable[[object], object]] = {"mode": _text, "allow": _texts, "deny": _texts}
 _FIELDS: dict[str, Callable[[object], object]] = {
     "description": _text, "backend": _text, "image": _text, "runtime": _text, "env": _env,
-    "timeout": _number, "resources": _resources, "network": _network,
+    "timeout": _number, "resources": _resources, "network": _network, "warm": _pool,
+    "inner": _inner,
 }  # fmt: skip
 
 

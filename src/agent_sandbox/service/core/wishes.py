@@ -64,6 +64,18 @@ class RunWish(Record):
 
     command: ExecWish
     sandbox: Wish = Wish()
+    # Start it once more, in a new sandbox, should the first be lost under it.
+    retry: bool = False
+
+
+def repeatable(wish: RunWish) -> Wish:
+    """The sandbox of a command that may be started twice: with the same input both times."""
+    if wish.command.keep_input or wish.command.terminal is not None:
+        raise Problem(
+            "INVALID", "input that comes later cannot be given twice", field="retry",
+            hint="send all of it with the command, or leave `retry` out", rule="request.retry",
+        )  # fmt: skip
+    return wish.sandbox
 
 
 # What the kernel takes of arguments and variables together is 2 MiB on most machines (execve(2));
@@ -102,10 +114,19 @@ def shell(command: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", command)
 
 
+# Fields that a wish did not have from the first version on, with what they are unless somebody
+# says otherwise: then they are no part of a fingerprint. Keys from before an update live for a day,
+# and a request that is repeated after it is still the same.
+ADDED: Mapping[str, Mapping[str, object]] = {"RunWish": {"retry": False}}
+
+
 def _plain(value: object) -> object:
     """For JSON: records as [name, fields], bytes by their hash."""
     if isinstance(value, Record):
-        return [type(value).__name__, {f: getattr(value, f) for f in value.__fields__}]
+        name = type(value).__name__
+        added = ADDED.get(name, {})
+        fields = {field: getattr(value, field) for field in value.__fields__}
+        return [name, {k: v for k, v in fields.items() if k not in added or v != added[k]}]
     if isinstance(value, bytes):
         return ["bytes", hashlib.sha256(value).hexdigest()]
     if isinstance(value, (set, frozenset)):

@@ -39,6 +39,8 @@ class Peer(Record):
     pid: int | None = None
     tls: bool = False
     unix: bool = False
+    # What another replica says of a user at its unix socket; None: the uid says it.
+    owner: bool | None = None
 
 
 class Request:

@@ -142,7 +142,9 @@ function take({ event, data }) {
     output.write(event, value);
     return false;
   }
-  if (event === "start" || event === "exit" || (event === "error" && value.id)) render(value);
+  // What came before is of a start that was lost.
+  if (event === "retry") output.clear();
+  if (event === "start" || event === "retry" || event === "exit" || (event === "error" && value.id)) render(value);
   return event === "exit" || event === "error";
 }
 

@@ -1,0 +1,1 @@
+"""Several processes of the service over one state: who has what, and how a request gets there."""
