@@ -14,6 +14,8 @@ RUNTIME_PACKAGES := nodejs npm gcc libc6-dev make cmake golang-go cargo default-
 ARGS :=
 RUNTIME_TESTS := tests/kernel/test_runtimes.py tests/kernel/test_network_clients.py \
     tests/service/dashboard
+# Debian keeps the database server's programs apart by version, not on PATH.
+SERVER := /usr/lib/postgresql/*/bin/postgres
 # Real servers; the browser's are above, since Playwright keeps a loop of its own.
 SERVICE_TESTS := tests/service tests/client tests/cli/test_remote.py
 # They start a dockerd of their own, as root.
@@ -21,6 +23,17 @@ ENGINE_TESTS := tests/docker tests/compose/test_started.py
 # They run agents from npm: those of CI, or with AGENTS=all every one of the lock.
 AGENT_TESTS := tests/agents/test_agents.py tests/agents/test_fullscreen.py tests/agents/test_claude_hook.py
 AGENTS := main
+# They build Kubernetes once, and start a cluster as root. CLUSTER=api: only what needs an API server
+# without nodes; CLUSTER=nodes: only the rest.
+CLUSTER_TESTS := tests/cluster
+CLUSTER ?= all
+MARKED_all :=
+MARKED_api := -m 'not nodes and not chaos'
+MARKED_nodes := -m 'nodes and not chaos'
+CLUSTER_PROGRAMS := etcd containerd runc ctr dpkg-source ps /usr/lib/go-1.19/bin/go \
+    /usr/lib/cni/bridge /usr/lib/cni/host-local $(SERVER)
+CLUSTER_PACKAGES := etcd-server containerd runc containernetworking-plugins golang-1.19-go dpkg-dev procps \
+    postgresql
 # For `make fuzz` and `make chaos`: how long, how many, and the seed to begin with (empty: any).
 SECONDS := 120
 RUNS := 240
@@ -44,11 +57,12 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: test
-test: dev ## install what tests need and run all of them but the next four
-	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS) $(SERVICE_TESTS) $(AGENT_TESTS)) $(ARGS)
+test: dev ## install what tests need and run all of them but the next five
+	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(RUNTIME_TESTS) $(ENGINE_TESTS) $(SERVICE_TESTS) $(AGENT_TESTS) $(CLUSTER_TESTS)) $(ARGS)
 
 .PHONY: test-service
 test-service: dev ## the sandbox service and its clients
+	@$(MAKE) --no-print-directory deps PROGRAMS='$(SERVER) ps' PACKAGES='postgresql procps'
 	@$(PY) -m pytest -n 2 $(SERVICE_TESTS) $(addprefix --ignore=,$(RUNTIME_TESTS)) $(ARGS)
 
 .PHONY: test-docker
@@ -65,6 +79,13 @@ test-agents: dev ## install agents from npm, and attack through them; AGENTS=all
 	@$(MAKE) --no-print-directory deps PROGRAMS='node npm' PACKAGES='nodejs npm'
 	@$(PY) tests/agents/install.py $(if $(filter all,$(AGENTS)),--all)
 	@AGENT_SANDBOX_AGENTS=$(AGENTS) $(PY) -m pytest $(AGENT_TESTS) $(ARGS)
+
+.PHONY: test-cluster
+test-cluster: dev ## build Kubernetes once, and run what needs a cluster; CLUSTER=api for less
+	$(if $(filter all api nodes,$(CLUSTER)),,$(error CLUSTER is all, api or nodes))
+	@$(MAKE) --no-print-directory deps PROGRAMS='$(CLUSTER_PROGRAMS)' PACKAGES='$(CLUSTER_PACKAGES)'
+	@[ "$$(id -u)" != 0 ] || $(PY) tests/cluster/build.py $(if $(filter api,$(CLUSTER)),--api)
+	@$(PY) -m pytest $(CLUSTER_TESTS) $(MARKED_$(CLUSTER)) $(ARGS)
 
 .PHONY: fuzz
 fuzz: dev ## feed random input to everything that parses; SECONDS=600 for longer, SEED=n again

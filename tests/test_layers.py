@@ -13,7 +13,7 @@ PACKAGE = Path(agent_sandbox.__file__).parent
 # From the lowest line to the highest.
 LINES = (
     ("errors", "record"), ("policy",), ("compose",), ("host",), ("launch",), ("proxy",),
-    ("sandbox",), ("service", "client"), ("cli",), ("__main__",),
+    ("sandbox",), ("service", "client", "pod"), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, line in enumerate(LINES) for name in line}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
