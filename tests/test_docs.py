@@ -145,9 +145,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_threat_model_names_tests_that_exist() -> None:
     text = (DOCS / "threat-model.md").read_text()
-    named = set(re.findall(r"`(tests/[\w/.]+\.py)`", text))
+    named = set(re.findall(r"`(tests/[\w/.]+\.py)(?:::\w+)?`", text))
     assert named
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    tests = re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", text)
+    assert tests
+    absent = [test for path, test in tests if f"def {test}(" not in (ROOT / path).read_text()]
+    assert absent == []
 
 
 def test_the_threat_model_has_a_row_for_each_invariant() -> None:
