@@ -14,10 +14,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..conftest import As
 
 NAMES = ("a", "b", "c.txt", ".d")
@@ -107,25 +109,27 @@ def real_paths(root: Path) -> list[str]:
 
 def matches(root: Path, pattern: str) -> set[str]:
     """The real paths that a rule speaks about, relative to the project."""
-    found = []
-    parts = pattern.split("/")
-    for directory, names, files in os.walk(root):
-        for name in (*names, *files):
-            relative = Path(directory, name).relative_to(root).parts
-            if fits(list(relative), parts):
-                found.append(Path(directory, name))
-    if not any(c in pattern for c in "*?[") and (root / pattern).exists():
-        found.append(root / pattern)
+    if any(c in pattern for c in "*?["):
+        found = list(expanded(root, pattern.split("/")))
+    else:
+        found = [root / pattern]
     return {os.path.relpath(os.path.realpath(path), root) for path in found if path.exists()}
 
 
-def fits(names: list[str], parts: list[str]) -> bool:
-    """Whether path components fit a pattern's components."""
-    if not parts:
-        return not names
-    if parts[0] == "**":
-        return any(fits(names[i:], parts[1:]) for i in range(len(names) + 1))
-    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and fits(names[1:], parts[1:])
+def expanded(directory: Path, parts: list[str]) -> Iterator[Path]:
+    """As a shell does it: a component follows a link to a directory, `**` does not."""
+    here, *rest = parts
+    if here == "**":
+        yield from expanded(directory, rest)
+    for path in directory.iterdir():
+        if here == "**":
+            if path.is_dir() and not path.is_symlink():
+                yield from expanded(path, parts)
+        elif fnmatch.fnmatchcase(path.name, here):
+            if not rest:
+                yield path
+            elif path.is_dir():
+                yield from expanded(path, rest)
 
 
 class Spec:
@@ -185,6 +189,9 @@ class Spec:
     max_examples=int(os.environ.get("AGENT_SANDBOX_EXAMPLES", "25")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@example(
+    files=["a", "c.txt/c.txt/b"], links=[("b", "c.txt/c.txt")], policy=[("config", "ro", "*/b")]
 )
 @given(
     files=st.lists(paths, min_size=2, max_size=10),
