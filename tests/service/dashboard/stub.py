@@ -45,7 +45,9 @@ def sandbox(number: int, **more: Any) -> dict[str, Any]:
             "memory": {**bound, "limit": 512 * MIB}, "pids": bound,
             "disk": {**bound, "limit": 256 * MIB, "enforcedBy": "server"},
         },
-        "network": {"mode": "off", "allowOut": [], "denyOut": []}, "reason": "", **more,
+        "network": {"mode": "off", "allowOut": [], "denyOut": []}, "inner": "preferred",
+        "guarantees": {"memory": "cgroup", "pids": "cgroup", "disk": "server"}, "reason": "",
+        **more,
     }  # fmt: skip
 
 
@@ -58,7 +60,8 @@ def execution(number: int, **more: Any) -> dict[str, Any]:
         "background": False, "timeout": 60.0, "exitCode": 0, "signal": None, "timedOut": False,
         "oomKilled": False, "exceeded": None, "truncated": False, "stdoutBytes": 12,
         "stderrBytes": 0, "durationMs": 1834, "cpuMs": 1204, "maxRssKb": 38112,
-        "startedAt": iso(-60 - number), "endedAt": iso(-58 - number), "error": "", **more,
+        "startedAt": iso(-60 - number), "endedAt": iso(-58 - number), "error": "", "attempts": 1,
+        **more,
     }  # fmt: skip
 
 
@@ -254,7 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def on_policy(self, _asked: Asked) -> None:
         backend = {"name": "bwrap", "default": True, "ok": True, "reason": "", "images": False,
-                   "pause": True, "networks": ["off"], "runtimes": [], "enforced": {}}  # fmt: skip
+                   "pause": True, "networks": ["off"], "runtimes": [], "enforced": {},
+                   "inner": True}  # fmt: skip
         self.json(200, {"limits": self.state.limits, "backends": [backend],
                         "templates": ["default"], "scopes": [], "signals": []})  # fmt: skip
 
