@@ -5,7 +5,7 @@
 An image has variables of its own (`ENV`), and a loader, a libc and a libcrypto do what variables
 say before any of our code can run: LD_PRELOAD, LD_AUDIT, GCONV_PATH, OPENSSL_CONF, and more with
 each version. So what reads them first must need neither loader nor libc. It is a static program of
-a hundred bytes that keeps what begins with `terms.PREFIX`, adds `terms.VARIABLES`, and executes.
+a few hundred bytes: it keeps what begins with `terms.PREFIX`, adds `terms.VARIABLES`, and executes.
 """
 
 from __future__ import annotations

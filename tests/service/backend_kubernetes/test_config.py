@@ -173,6 +173,21 @@ def test_without_a_kubeconfig_it_has_to_be_a_pod(tmp_path: Path) -> None:
         kube_credentials.find(kube_settings.load({}), {"HOME": str(tmp_path)})
 
 
+@pytest.mark.parametrize("home", [None, "", "."])
+def test_cannot_be_led_to_a_cluster_by_the_directory_that_it_starts_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None
+) -> None:
+    """A kubeconfig may name a program. The control: the same file in a home is taken."""
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(json.dumps(config()))
+    monkeypatch.chdir(tmp_path)
+    environ = {} if home is None else {"HOME": home}
+    with pytest.raises(UsageError, match="not a pod"):
+        kube_credentials.find(kube_settings.load(environ), environ)
+    there = {"HOME": str(tmp_path)}
+    assert kube_credentials.find(kube_settings.load(there), there).host == "k8s.example"
+
+
 def test_a_pod_has_an_account_and_its_token_is_read_again() -> None:
     files = {
         f"{kube_config.ACCOUNT}/{name}": text
@@ -261,6 +276,24 @@ def test_a_plugin_that_fails_is_told_without_what_it_printed(tmp_path: Path, bod
         token(Script(tmp_path, body).credentials())
     assert caught.value.code == "BACKEND_UNAVAILABLE"
     assert "nonsense" not in caught.value.message
+
+
+def test_a_plugin_is_looked_for_on_the_path(tmp_path: Path) -> None:
+    script = Script(tmp_path, says({"token": "t"}))
+    access = script.access.replace(plugin=Plugin(command="plugin", version=V1))
+    assert token(Credentials(access, {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"})) == "t"
+
+
+@pytest.mark.parametrize("path", [".:/usr/bin:/bin", ":/usr/bin:/bin", "/usr/bin:/bin", ""])
+def test_cannot_be_a_plugin_by_standing_in_the_directory_that_it_starts_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    script = Script(tmp_path, says({"token": "t"}))
+    monkeypatch.chdir(tmp_path)
+    access = script.access.replace(plugin=Plugin(command="plugin", version=V1))
+    with pytest.raises(Problem, match="in no directory of PATH"):
+        token(Credentials(access, {**os.environ, "PATH": path}))
+    assert not script.asked.exists()
 
 
 def test_a_plugin_that_is_not_there_is_told() -> None:

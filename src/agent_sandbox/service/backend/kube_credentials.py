@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import ssl
 import sys
 import time
@@ -41,7 +42,10 @@ def read_text(path: str) -> str:
 
 
 def find(settings: KubeSettings, environ: Mapping[str, str]) -> Access:
-    """How to reach the API server: by a kubeconfig if one is named, else as the pod we are in."""
+    """How to reach the API server.
+
+    By the kubeconfig that is named, else as the pod we are in, else by the user's own kubeconfig.
+    """
     if sys.flags.no_site:
         # A checkout's command starts without site-packages, where our two libraries lie.
         import site
@@ -49,7 +53,10 @@ def find(settings: KubeSettings, environ: Mapping[str, str]) -> Access:
         site.main()
     if not settings.kubeconfig:
         home = os.path.join(environ.get("HOME", ""), ".kube", "config")
-        if environ.get("KUBERNETES_SERVICE_HOST") or not os.path.exists(home):
+        # Without a home it would be a file of the directory that we are in. Whoever can write there
+        # would name a cluster, and a program (an exec plugin) that we would start.
+        is_ours = os.path.isabs(home) and os.path.exists(home)
+        if environ.get("KUBERNETES_SERVICE_HOST") or not is_ours:
             found = kube_config.in_cluster(environ, read_text)
             return found.replace(namespace=settings.namespace or found.namespace)
         paths = [home]
@@ -180,7 +187,7 @@ async def run_plugin(plugin: Plugin, access: Access, environ: Mapping[str, str])
     env = {**environ, **plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
     try:
         process = await asyncio.create_subprocess_exec(
-            plugin.command, *plugin.args, env=env, stdin=asyncio.subprocess.DEVNULL,
+            _program(plugin, env), *plugin.args, env=env, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as error:
@@ -201,6 +208,17 @@ async def run_plugin(plugin: Plugin, access: Access, environ: Mapping[str, str])
     if at(document, "kind") != "ExecCredential" or at(document, "apiVersion") != plugin.version:
         raise _plugin_failed(plugin, f"it printed no ExecCredential of {plugin.version}")
     return document
+
+
+def _program(plugin: Plugin, env: Mapping[str, str]) -> str:
+    """Its path. What stands on PATH relative to the directory that we are in is nobody's word."""
+    if "/" in plugin.command:
+        return plugin.command
+    known = filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
+    found = shutil.which(plugin.command, path=os.pathsep.join(known))
+    if found is None:
+        raise _plugin_failed(plugin, "it is in no directory of PATH")
+    return found
 
 
 def _plugin_failed(plugin: Plugin, why: str) -> Problem:

@@ -168,7 +168,8 @@ def _row(
 
 TABLE: tuple[Row, ...] = (
     _row("kubeconfig", _text, "the file with address and credentials (`--kubeconfig`); without it "
-         "those of the pod that the service runs in", own="KUBECONFIG", shown="in-cluster"),
+         "those of the pod that the service runs in, else `~/.kube/config`", own="KUBECONFIG",
+         shown="the pod's"),
     _row("context", _text, "the context of it (`--kube-context`)", own="KUBE_CONTEXT",
          shown="its current one"),
     _row("namespace", _name, "where pods are made (`--kube-namespace`)", own="KUBE_NAMESPACE",
